@@ -1,0 +1,70 @@
+"""What can go wrong on the control side, sorted by what the operator does next.
+
+Every failure says four things: what failed, why (with the evidence), what is serving now, what to do next. What failed
+on the node arrives as events instead; these are the errors that arise before or beside it.
+"""
+
+from __future__ import annotations
+
+from lamplighter.node.events import Exit
+
+
+class LamplighterError(Exception):
+    """Root of all errors that a user may see; ``str()`` composes the whole message, ready to print."""
+
+    exit_code: Exit = Exit.INTERNAL
+
+    def __init__(
+        self, what: str, *, why: str = "", origin: object = None, serving: str = "", next_step: str = ""
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.origin = origin
+        self.serving = serving
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        head = f"{self.origin}: {self.what}" if self.origin else self.what
+        lines = [head]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.serving:
+            lines.append(f"  serving: {self.serving}")
+        if self.next_step:
+            lines.append(f"  next: {self.next_step}")
+        return "\n".join(lines)
+
+
+class UsageError(LamplighterError):
+    """The command line asks for something that is not there; nothing was opened."""
+
+    exit_code = Exit.USAGE
+
+
+class InventoryError(LamplighterError):
+    """The inventory, a role or a template is wrong; ``origin`` is ``file:line``; nothing was opened."""
+
+    exit_code = Exit.USAGE
+
+
+class Unreachable(LamplighterError):
+    """No usable SSH connection: refused, timed out, unknown or changed host key; nothing was touched."""
+
+    exit_code = Exit.UNREACHABLE
+
+
+class LoginFailed(Unreachable):
+    """The host answered and turned us away: no key fits, or sudo wants a password."""
+
+
+class NodeRefused(LamplighterError):
+    """The node cannot run our side: no Python >= 3.9, a root directory that is not ours; nothing was touched."""
+
+    exit_code = Exit.REFUSED
+
+
+class ContactLost(LamplighterError):
+    """The wire went silent during a run; the node goes on by itself."""
+
+    exit_code = Exit.DETACHED
