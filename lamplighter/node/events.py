@@ -18,7 +18,17 @@ STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready
 PHASES = ("boot", "distributed", "weights", "kv_cache", "compile", "graphs", "http", "warmup", "ready")
 
 #: How a run on one server can end.
-OUTCOMES = ("deployed", "unchanged", "rolled_back", "failed", "refused", "unreachable", "detached", "stopped", "started")
+OUTCOMES = (
+    "deployed",
+    "unchanged",
+    "rolled_back",
+    "failed",
+    "refused",
+    "unreachable",
+    "detached",
+    "stopped",
+    "started",
+)
 
 #: Seconds between two heartbeat lines of the relay, and the silence after which the wire counts as cut.
 HEARTBEAT_SECONDS = 3.0
