@@ -1,0 +1,178 @@
+"""A live view for a person at a terminal: each server's stages, the current phase with its bar, the last log line.
+
+It is drawn in place and vanishes at the end; failures, warnings and the closing summary stay on the screen.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, cast
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live as RichLive
+from rich.text import Text
+
+from lamplighter.errors import LamplighterError
+from lamplighter.node import events
+from lamplighter.node.events import Exit
+from lamplighter.report.output import Output
+from lamplighter.report.progress import Progress
+from lamplighter.report.report import Report, Seen
+from lamplighter.report.summary import summary
+from lamplighter.report.wording import clean, clean_lines, clock
+
+_BAR = 24
+
+
+class Live:
+    """Draws on ``output``, a terminal, from the first event on; tests give their own ``console`` and ``now``."""
+
+    def __init__(
+        self, output: Output, console: Console | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or Console(
+            file=cast("IO[str]", output),
+            highlight=False,
+            markup=False,
+            emoji=False,
+            no_color=True if os.environ.get("NO_COLOR") else None,
+        )
+        self._now = now
+        self._seen = Seen()
+        self._servers: dict[tuple[str, str], Progress] = {}
+        self._lock = threading.RLock()
+        self._live: RichLive | None = None
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            kind = event.get("event")
+            if kind == events.BEAT or not self._seen.is_new(event):
+                return
+            host, server, now = clean(event.get("host")), clean(event.get("server")), self._now()
+            if (host, server) not in self._servers:
+                self._servers[host, server] = Progress(host, server, now)
+            self._servers[host, server].take(event, now)
+            self._begin()
+            name = "/".join(part for part in (host, server) if part)
+            if kind == events.WARNING:
+                self._keep(f"{name}  warning: {clean(event.get('message'))}", "yellow")
+            elif kind == events.FAILURE:
+                self._keep(f"{name}  {clean(event.get('stage'))}: ERROR {clean(event.get('message'))}", "red")
+                for line in clean_lines(event.get("evidence")):
+                    self._keep(f"  why: {line}", "red")
+
+    def error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
+        with self._lock:
+            name = "/".join(part for part in (clean(host), clean(server)) if part)
+            for index, line in enumerate(clean_lines(str(error))):
+                self._keep((f"{name}  " if name and index == 0 else "") + line, "red")
+
+    def close(self, report: Report | None) -> None:
+        with self._lock:
+            self._end()
+            if report is None:
+                return
+            first, *rest = summary(report)
+            style = "bold green" if report.exit_code == Exit.OK else "bold red"
+            self._keep(first, style)
+            for line in rest:
+                self._keep(line, "")
+
+    def view(self) -> View:
+        """What is on the screen now."""
+        return View(list(self._servers.values()), self._now())
+
+    def _keep(self, line: str, style: str) -> None:
+        self._console.print(Text(line, style=style), soft_wrap=True)
+
+    def _begin(self) -> None:
+        if self._live is None:
+            # rich redirects sys.stdout to itself by default: our streams are not sys.stdout.
+            self._live = RichLive(
+                get_renderable=self.view,
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+            atexit.register(self._end)  # gives the cursor back, whatever ends us
+
+    def _end(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+            atexit.unregister(self._end)
+
+
+class View:
+    """The drawing of some servers at one moment; one line a server where they do not all fit."""
+
+    def __init__(self, servers: list[Progress], now: float) -> None:
+        self._servers = servers
+        self._now = now
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        is_plain = options.ascii_only
+        has_room = 4 * len(self._servers) < console.height
+        for progress in self._servers:
+            for line in self._full(progress, is_plain) if has_room else self._short(progress):
+                line.no_wrap = True
+                # The ellipsis is not ASCII: where it cannot be shown its stand-in would be too wide.
+                line.truncate(options.max_width, overflow="crop" if is_plain else "ellipsis")
+                yield line
+
+    def _full(self, progress: Progress, is_plain: bool) -> Iterator[Text]:
+        yield self._head(progress)
+        if progress.past:
+            yield _stages(progress)
+        if progress.stage:
+            yield self._current(progress, is_plain)
+            if last := progress.last_line or progress.message:
+                yield Text(f"  {last}", style="dim")
+
+    def _short(self, progress: Progress) -> Iterator[Text]:
+        line = self._head(progress)
+        if progress.stage:
+            percent = "" if progress.percent is None else f" {progress.percent:.0f}%"
+            line.append(f"  {progress.stage} {progress.phase}{percent}".rstrip())
+        yield line
+
+    def _head(self, progress: Progress) -> Text:
+        name = "/".join(part for part in (progress.host, progress.server) if part)
+        style = "bold red" if progress.has_failed else "bold"
+        line = Text(name, style=style)
+        line.append(f"  {progress.verb}" if progress.verb else "", style="not bold")
+        line.append(f" {progress.release}" if progress.release else "", style="not bold")
+        line.append(f"  {progress.outcome}" if progress.outcome else f"  {clock(progress.elapsed(self._now))}")
+        return line
+
+    def _current(self, progress: Progress, is_plain: bool) -> Text:
+        line = Text(f"  {progress.stage}", style="cyan")
+        if progress.phase:
+            line.append(f"  {progress.phase}")
+        if progress.percent is not None:
+            full = round(_BAR * progress.percent / 100)
+            done, left = ("#", "-") if is_plain else ("\u2501", "\u2500")
+            line.append(f"  {done * full}{left * (_BAR - full)} {progress.percent:3.0f}%")
+        line.append(f"  {clock(progress.in_stage(self._now))}")
+        if progress.memory:
+            line.append(f"  GPU memory {progress.memory}")
+        return line
+
+
+def _stages(progress: Progress) -> Text:
+    line = Text(" ")
+    for stage in progress.past:
+        if stage.skipped:
+            line.append(f" {stage.name} -", style="dim")
+        elif stage.ok:
+            line.append(f" {stage.name} {stage.seconds:.1f}", style="green")
+        else:
+            line.append(f" {stage.name} FAILED", style="bold red")
+    return line

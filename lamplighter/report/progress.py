@@ -1,0 +1,131 @@
+"""Where one server's run stands right now, for the views that people watch.
+
+Pure: the caller gives the local time (monotonic seconds). Elapsed times come from the node's own clock, so that a view
+that joins later (attach) tells the run's age and not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lamplighter.node import events
+from lamplighter.report.wording import clean, number, text
+
+
+@dataclass(frozen=True)
+class PastStage:
+    """A stage that is over."""
+
+    name: str
+    seconds: float
+    ok: bool
+    skipped: bool
+
+
+class Progress:
+    """One server's run as it goes; a new run on the same server starts it afresh."""
+
+    def __init__(self, host: str, server: str, now: float) -> None:
+        self.host = host
+        self.server = server
+        self.run: str | None = None
+        self._reset(None, now)
+
+    def take(self, event: Mapping[str, Any], now: float) -> None:
+        """Take one event that came at the local time ``now``."""
+        run = text(event.get("run"))
+        if run and run != self.run:
+            if self.run:
+                self._reset(run, now)
+            self.run = run
+        self._keep_time(event, now)
+        kind = event.get("event")
+        if kind == events.RUN:
+            self.verb, self.release = clean(event.get("verb")), clean(event.get("release"))
+        elif kind == events.STAGE_START:
+            self._begin(clean(event.get("stage")) or "?")
+        elif kind == events.STAGE_END:
+            self._finish(event)
+        elif kind == events.PROGRESS:
+            self._move(event)
+        elif kind == events.FAILURE:
+            self.has_failed = True
+        elif kind == events.END:
+            self.outcome, self.stage = clean(event.get("outcome")) or "ended", ""
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the run began."""
+        return self._node_elapsed + max(0.0, now - self._heard_at)
+
+    def in_stage(self, now: float) -> float:
+        """Seconds since the current stage began."""
+        return max(0.0, self.elapsed(now) - self._stage_began)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.outcome)
+
+    def _reset(self, run: str | None, now: float) -> None:
+        self.run = run
+        self.verb = self.release = self.stage = self.phase = self.message = self.last_line = self.outcome = ""
+        self.percent: float | None = None
+        self.memory = ""
+        self.has_failed = False
+        self.past: list[PastStage] = []
+        self._stage_began = self._node_elapsed = 0.0
+        self._heard_at = now
+        self._node_start: tuple[str, float] | None = None
+
+    def _keep_time(self, event: Mapping[str, Any], now: float) -> None:
+        for clock in ("mono", "t"):
+            stamp = number(event.get(clock))
+            if stamp is None:
+                continue
+            if self._node_start is None:
+                self._node_start = (clock, stamp - self.elapsed(now))
+            if self._node_start[0] == clock:
+                # Events of an attach come in a burst: only the node's clock knows how far apart they were.
+                self._node_elapsed = max(self._node_elapsed, stamp - self._node_start[1])
+                self._heard_at = now
+            return
+
+    def _begin(self, stage: str) -> None:
+        self.stage, self.phase, self.message, self.percent = stage, "", "", None
+        self._stage_began = self._node_elapsed
+
+    def _finish(self, event: Mapping[str, Any]) -> None:
+        self.past.append(
+            PastStage(
+                name=clean(event.get("stage")) or "?",
+                seconds=number(event.get("seconds")) or 0.0,
+                ok=event.get("ok") is not False,
+                skipped=bool(event.get("skipped")),
+            )
+        )
+        self.stage = ""
+
+    def _move(self, event: Mapping[str, Any]) -> None:
+        phase = clean(event.get("phase"))
+        if phase and phase != self.phase:
+            self.phase, self.percent = phase, None
+        percent = number(event.get("percent"))
+        if percent is not None:
+            self.percent = min(100.0, max(0.0, percent))
+        self.message = clean(event.get("message")) or self.message
+        self.last_line = clean(event.get("line")) or self.last_line
+        self.memory = gpu_memory(event.get("gpus")) or self.memory
+
+
+def gpu_memory(gpus: object) -> str:
+    """``310 of 640 GiB`` over GPUs given as ``[{"used_mib", "total_mib"}, ...]``; empty when nothing is known."""
+    if not isinstance(gpus, (list, tuple)):
+        return ""
+    rows = [(number(gpu.get("used_mib")), number(gpu.get("total_mib"))) for gpu in gpus if isinstance(gpu, Mapping)]
+    used = [row[0] for row in rows if row[0] is not None]
+    total = [row[1] for row in rows if row[1] is not None]
+    if not used:
+        return ""
+    text_used = f"{sum(used) / 1024:.0f}"
+    return f"{text_used} of {sum(total) / 1024:.0f} GiB" if len(total) == len(used) else f"{text_used} GiB"

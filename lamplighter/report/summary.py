@@ -1,0 +1,214 @@
+"""The closing words on a report, for people: the outcome first, then how each server got there and what to do next.
+
+Pure: a Report in, lines out, free of control bytes and in ASCII except for what the node itself said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lamplighter.node.events import Exit
+from lamplighter.report.report import Report, ServerReport, Stage
+from lamplighter.report.wording import clean, clean_lines, plural, seconds, serving
+
+#: Above this many servers, those that are as wanted get one line instead of a block.
+FULL_BLOCKS = 4
+
+_LABEL = 13
+
+#: What to do next where the failure itself did not say.
+_NEXT_STEPS: dict[int, str] = {
+    Exit.INTERNAL: "this is a defect of lamplighter; ./inv status{on} says what serves",
+    Exit.REFUSED: "./inv check{on} asks the same questions again",
+    Exit.UNREACHABLE: "check the name, the network and the key, then run the same command again",
+    Exit.NOT_FREED: "./inv check{on} names who holds the GPUs or the port",
+    Exit.CRASHED: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
+    Exit.NOT_READY: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
+    Exit.DEGRADED: "./inv verify{on} asks again; ./inv rollback{on} brings the last release back",
+    Exit.ROLLED_BACK: "repair the cause and deploy again; the old release serves until then",
+    Exit.LOCKED: "run the same command again later",
+    Exit.DETACHED: "./inv attach{on} follows the run to its end",
+}
+
+
+def summary(report: Report) -> list[str]:
+    """The closing lines of ``report``; the first is the outcome in one sentence."""
+    parts = report.parts()
+    if not parts:
+        return ["Nothing was heard from any host (exit code 1)."]
+    if len(parts) == 1:
+        name, only = parts[0]
+        return [_sentence(name, only), *_block(name, only)]
+    lines = [_overall(report, parts), "", *_overview(parts)]
+    for name, part in parts:
+        if part.exit_code != Exit.OK or len(parts) <= FULL_BLOCKS:
+            lines += ["", _sentence(name, part), *_block(name, part)]
+    return lines
+
+
+def _overall(report: Report, parts: list[tuple[str, ServerReport]]) -> str:
+    counts: dict[str, int] = {}
+    for _, part in parts:
+        word = "degraded" if part.exit_code == Exit.DEGRADED else clean(part.outcome)
+        counts[word] = counts.get(word, 0) + 1
+    told = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in counts.items())
+    return f"{plural(len(report.hosts), 'host')}: {told}{_code(report.exit_code)}."
+
+
+def _overview(parts: list[tuple[str, ServerReport]]) -> list[str]:
+    rows = []
+    for name, part in parts:
+        spent = sum(part.durations.values())
+        took = seconds(spent) if spent else ""
+        news = clean(part.message, 100) if part.exit_code != Exit.OK else f"release {clean(part.release) or '?'}"
+        rows.append((clean(name) or "-", clean(part.outcome), str(part.exit_code), took, news))
+    return table(("server", "outcome", "code", "took", ""), rows, right=(2, 3))
+
+
+def _sentence(name: str, part: ServerReport) -> str:
+    subject = f"{clean(name)}: " if name else ""
+    return f"{subject}{_what_happened(part)}{_code(part.exit_code)}."
+
+
+def _what_happened(part: ServerReport) -> str:
+    release = f"release {clean(part.release)}" if part.release else "the new release"
+    old = f"release {clean(part.serving.release)}" if part.serving and part.serving.release else "the old release"
+    at = f" at {clean(part.stage)}" if part.stage else ""
+    spent = sum(part.durations.values())
+    after = f" after {seconds(spent)}" if spent else ""
+    nothing = "; NOTHING IS SERVING" if part.serving is None else f"; {old} is serving"
+    sentences: dict[tuple[str, int], str] = {
+        ("deployed", Exit.OK): f"{release} is deployed and serving{after}",
+        ("unchanged", Exit.OK): f"unchanged, {release} is serving already" if part.release else "unchanged",
+        ("started", Exit.OK): f"started, {old} is serving{after}",
+        ("stopped", Exit.OK): f"stopped{after}",
+        ("rolled_back", Exit.OK): f"rolled back, {old} is serving{after}",
+    }
+    if sentence := sentences.get((part.outcome, part.exit_code)):
+        return sentence
+    codes: dict[int, str] = {
+        Exit.USAGE: "the command or the inventory is wrong; nothing was opened",
+        Exit.REFUSED: f"refused{at}; nothing was touched",
+        Exit.UNREACHABLE: "unreachable; nothing was touched",
+        Exit.NOT_FREED: f"failed{at}, the GPUs were not free for a new server{nothing}",
+        Exit.CRASHED: f"{release} crashed in start-up{nothing}",
+        Exit.NOT_READY: f"{release} did not become ready{nothing}",
+        Exit.DEGRADED: f"{release} is serving, but not everything about it is right",
+        Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
+        Exit.LOCKED: "refused, another run is at work on it; nothing was touched",
+        Exit.DETACHED: f"the run goes on on the node without us{_whereabouts(part)}",
+        Exit.INTERRUPTED: "interrupted; nothing was touched",
+        Exit.TERMINATED: "interrupted; nothing was touched",
+    }
+    return codes.get(part.exit_code) or f"{clean(part.outcome).replace('_', ' ')}{at}"
+
+
+def _code(exit_code: int) -> str:
+    return f" (exit code {exit_code})" if exit_code else ""
+
+
+def _whereabouts(part: ServerReport) -> str:
+    phase = f", phase {clean(part.phase)}" if part.phase else ""
+    return f" (at {clean(part.stage)}{phase})" if part.stage else ""
+
+
+def _block(name: str, part: ServerReport) -> list[str]:
+    host = name.partition("/")[0]
+    lines = [] if part.exit_code == Exit.OK else ["", *_four_things(host, part)]
+    if part.stages or part.durations:
+        lines += ["", *_stage_table(part)]
+    lines += _figures(part)
+    lines += _warnings(part)
+    tail = [clean(line) for line in part.log_tail]
+    if part.exit_code != Exit.OK and any(tail):
+        lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
+    if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and host:
+        lines.append(f"  more: ./inv logs --host {clean(host)}")
+    return lines
+
+
+def _four_things(host: str, part: ServerReport) -> list[str]:
+    """What failed, why, what is serving now, what to do next."""
+    where = clean(part.stage) + (f" (phase {clean(part.phase)})" if part.phase else "")
+    happened = clean_lines(part.message) or ["no reason was given"]
+    what = f"{where}: {happened[0]}" if where else happened[0]
+    why = [f'"{line}"' for line in clean_lines(part.evidence)]
+    if part.cause:
+        why = [*why[:-1], f"{why[-1]} [{clean(part.cause)}]"] if why else [f"[{clean(part.cause)}]"]
+    next_steps = clean_lines(part.hint)
+    if not next_steps and (fallback := _NEXT_STEPS.get(part.exit_code)):
+        next_steps = [fallback.format(on=f" --host {clean(host)}" if host else "")]
+    lines = _labelled("what failed", [what, *happened[1:]])
+    lines += _labelled("why", why)
+    for later in part.failures[1:]:
+        if later.message and later.message != part.message:
+            lines += _labelled("then", [f"{clean(later.stage)}: {clean(later.message)}".lstrip(": ")])
+            lines += _labelled("why", [f'"{line}"' for line in clean_lines(later.evidence)])
+    lines += _labelled("serving now", [_serving_now(part)])
+    return lines + _labelled("next", next_steps)
+
+
+def _serving_now(part: ServerReport) -> str:
+    if part.serving:
+        return serving(dataclasses.asdict(part.serving))
+    if part.serving_text:
+        return clean(part.serving_text)
+    if part.outcome in ("refused", "unreachable") or part.exit_code == Exit.USAGE:
+        return "as before, nothing was touched"
+    if part.outcome == "detached":
+        return "not known here; the node decides it without us"
+    return "unknown" if part.exit_code in (Exit.INTERNAL, Exit.DEGRADED) else "nothing"
+
+
+def _labelled(label: str, lines: list[str]) -> list[str]:
+    """``label`` beside the first line, the others below each other."""
+    return [f"  {label if index == 0 else '':<{_LABEL}}{line}" for index, line in enumerate(lines)]
+
+
+def _stage_table(part: ServerReport) -> list[str]:
+    stages = part.stages or tuple(Stage(name, spent, True) for name, spent in part.durations.items())
+    rows = []
+    for stage in stages:
+        if stage.skipped:
+            note = f"skipped: {clean(stage.skipped, 100)}"
+        elif stage.ok is None:
+            note = "not over"
+        elif stage.ok:
+            note = clean(stage.message, 100)
+        else:
+            note = "FAILED"
+        rows.append((clean(stage.name, 20), "" if stage.seconds is None else f"{stage.seconds:.1f}", note))
+    return table(("stage", "seconds", ""), rows, right=(1,))
+
+
+def _figures(part: ServerReport) -> list[str]:
+    lines = []
+    if part.ready_seconds is not None:
+        lines += _labelled("ready after", [seconds(part.ready_seconds)])
+    if part.downtime_seconds is not None:
+        lines += _labelled("downtime", [seconds(part.downtime_seconds)])
+    if part.exit_code == Exit.OK and (part.serving or part.outcome == "stopped"):
+        lines += _labelled("serving now", [_serving_now(part)])
+    return ["", *lines] if lines else []
+
+
+def _warnings(part: ServerReport) -> list[str]:
+    lines = []
+    for warned in part.warnings:
+        lines += _labelled("warning", [clean(warned.message)])
+        lines += _labelled("", clean_lines(warned.hint))
+    return ["", *lines] if lines else []
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
+    """Rows below their heads, columns two blanks apart; the columns in ``right`` are aligned to the right."""
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = []
+    for row in [heads, *rows]:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines

@@ -1,0 +1,189 @@
+"""What the reading verbs found, as text: status, check, verify, config.
+
+Pure functions from ``{host: {server: data}}`` to text without a final line break. ``data`` is the JSON that the verbs
+print with ``--json``; a missing field leaves its place empty. A host without servers is said to have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lamplighter.report.summary import table
+from lamplighter.report.wording import clean, clean_lines, moment, number, plural, seconds, whole
+
+Hosts = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def status_text(data: Hosts) -> str:
+    """One row a server: its state, what serves and since when, and below it a run that is at work.
+
+    ``data`` of a server: name, state (serving, starting, stopped, unknown), release, pid, port, model, since, run (null
+    or {id, verb, by, stage, since}), message.
+    """
+    heads = ("server", "state", "model", "port", "pid", "release", "since")
+    rows: list[tuple[str, ...]] = []
+    notes: list[list[str]] = []
+    for name, server in _servers(data):
+        state = clean(server.get("state")) or "unknown"
+        facts = [clean(server.get(key)) for key in ("model", "port", "pid", "release")]
+        rows.append((name, state, *(fact or "-" for fact in facts), moment(server.get("since")) or "-"))
+        notes.append(_run_note(server.get("run")) + clean_lines(server.get("message")))
+    if not rows:
+        return _without_servers(data)
+    head, *lines = table(heads, rows)
+    text = [head]
+    for line, below in zip(lines, notes, strict=True):
+        text += [line, *(f"      {note}" for note in below)]
+    return "\n".join(text + _empty_hosts(data))
+
+
+def check_text(data: Hosts) -> str:
+    """Each question with its answer and the evidence, then what a deploy would stop and what it would leave alone.
+
+    ``data`` of a server: findings [{id, level (ok, warning, error), message, evidence, hint}] and would_stop
+    [{pid, user, title, why, action (stop, leave)}].
+    """
+    answers = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
+
+    def block(server: Mapping[str, Any]) -> list[str]:
+        findings = _items(server.get("findings"))
+        rows = [
+            (clean(found.get("id")), answers.get(str(found.get("level")), clean(found.get("level")) or "?"), said)
+            for found in findings
+            for said in [_said(found)]
+        ]
+        lines = table(("question", "answer", ""), rows) if rows else ["  nothing was asked"]
+        for found in findings:
+            lines += [f"  next ({clean(found.get('id'))}): {line}" for line in clean_lines(found.get("hint"))]
+        return lines + _would_stop(_items(server.get("would_stop"))) + ["", f"  {_count(findings, 'level')}"]
+
+    return _blocks(data, block)
+
+
+def verify_text(data: Hosts) -> str:
+    """Each check with its result, the seconds it took and its evidence.
+
+    ``data`` of a server: checks [{name, outcome (passed, failed, error, skipped), evidence, seconds}].
+    """
+
+    def block(server: Mapping[str, Any]) -> list[str]:
+        checks = _items(server.get("checks"))
+        rows = []
+        for check in checks:
+            outcome = clean(check.get("outcome")) or "?"
+            took = number(check.get("seconds"))
+            rows.append(
+                (
+                    clean(check.get("name"), 80),
+                    outcome.upper() if outcome in ("failed", "error") else outcome,
+                    "" if took is None else seconds(took),
+                    clean(check.get("evidence"), 200),
+                )
+            )
+        lines = table(("check", "result", "took", "evidence"), rows, right=(2,)) if rows else ["  nothing was checked"]
+        return [*lines, "", f"  {_count(checks, 'outcome')}"]
+
+    return _blocks(data, block)
+
+
+def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
+    """Each resolved variable of each host with the place that set it, then what the lint says.
+
+    ``data`` of a host: variables {dotted name: {value, origin}} and lint [{id, level, variable, message, origin}].
+    """
+    text: list[str] = []
+    for host, config in data.items():
+        text += ["", f"{clean(host)}:"] if text else [f"{clean(host)}:"]
+        variables = config.get("variables")
+        rows = [
+            (clean(name), _value(entry), clean(entry.get("origin")) if isinstance(entry, Mapping) else "")
+            for name, entry in (variables.items() if isinstance(variables, Mapping) else ())
+        ]
+        text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
+        for found in _items(config.get("lint")):
+            place = clean(found.get("origin"))
+            told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}"
+            text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
+    return "\n".join(text) or "no hosts"
+
+
+def _servers(data: Hosts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for host, servers in data.items():
+        for name, server in servers.items():
+            yield f"{clean(host)}/{clean(name)}", server
+
+
+def _blocks(data: Hosts, block: Callable[[Mapping[str, Any]], list[str]]) -> str:
+    text: list[str] = []
+    for name, server in _servers(data):
+        text += ["", f"{name}:"] if text else [f"{name}:"]
+        text += block(server)
+    return "\n".join(text + _empty_hosts(data)) if text else _without_servers(data)
+
+
+def _without_servers(data: Hosts) -> str:
+    return "\n".join(_empty_hosts(data)) or "no hosts"
+
+
+def _empty_hosts(data: Hosts) -> list[str]:
+    return [f"  {clean(host)}: no servers" for host, servers in data.items() if not servers]
+
+
+def _run_note(run: object) -> list[str]:
+    if not isinstance(run, Mapping):
+        return []
+    parts = [f"{clean(run.get('verb')) or 'a run'} at work"]
+    if stage := clean(run.get("stage")):
+        parts.append(f"at {stage}")
+    if since := moment(run.get("since")):
+        parts.append(f"since {since}")
+    if by := clean(run.get("by")):
+        parts.append(f"asked for by {by}")
+    if identity := clean(run.get("id")):
+        parts.append(f"run {identity}")
+    return [", ".join(parts)]
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    message, evidence = clean(found.get("message"), 200), clean(found.get("evidence"), 200)
+    return f'{message}: "{evidence}"' if message and evidence else message or evidence
+
+
+def _would_stop(rows: list[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    words = {"stop": "would stop", "leave": "would leave"}
+    told = [
+        (
+            words.get(str(row.get("action")), clean(row.get("action")) or "?"),
+            "" if whole(row.get("pid")) is None else str(whole(row.get("pid"))),
+            clean(row.get("user")),
+            clean(row.get("title"), 60),
+            clean(row.get("why"), 120),
+        )
+        for row in rows
+    ]
+    return ["", *table(("process", "pid", "user", "title", "why"), told, right=(1,))]
+
+
+def _count(rows: list[Mapping[str, Any]], key: str) -> str:
+    counts: dict[str, int] = {}
+    for row in rows:
+        word = clean(row.get(key)) or "?"
+        counts[word] = counts.get(word, 0) + 1
+    nouns = ("warning", "error")  # the others are no nouns: "3 passed"
+    told = [
+        plural(count, word) if word in nouns and key == "level" else f"{count} {word}" for word, count in counts.items()
+    ]
+    return ", ".join(told) or "nothing"
+
+
+def _items(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _value(entry: object) -> str:
+    value = entry.get("value") if isinstance(entry, Mapping) else entry
+    return clean(value if isinstance(value, str) else json.dumps(value, default=str), 100)
