@@ -1,0 +1,437 @@
+"""What a host and a server may say: the names are a contract, and anything else is an error with its ``file:line``.
+
+Pure. ``check_host`` and ``check_server`` turn merged values into frozen objects and note what is wrong in
+``Problems``. In ``args``, ``extra_args`` and ``env`` the text that was written is what the server gets: ``0.10`` stays
+``0.10``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+
+from lamplighter.errors import InventoryError
+from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_mean, plain
+
+# Keys that look reasonable and are not taken, with what to write instead.
+_INSTEAD = {
+    "api_key": "put the key under `secrets`, or pass the engine's flag under `args`",
+    "name": "the name of a server is the key above its settings",
+    "environment": "variables go under `env`",
+    "ansible_connection": "only SSH is spoken",
+    "ansible_group_priority": "it counts only under `vars` of a group in hosts.yml",
+    "ansible_ssh_common_args": "write ansible_host, ansible_port, known_hosts and connect_timeout",
+    "ansible_password": "log in with a key: ansible_ssh_private_key_file, or an agent",
+    "ansible_become_password": "allow the user sudo without a password, or log in as root",
+}
+
+_WRONG_KIND = {"dict_type": "must be a mapping", "model_type": "must be a mapping", "tuple_type": "must be a list"}
+
+
+class _Unfit(ValueError):
+    """A value that a field does not take; pydantic collects it as a ValueError."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _Unfit("must be text")
+    if not value:
+        raise _Unfit("must not be empty")
+    if "\0" in value:
+        raise _Unfit("must not hold a NUL byte")
+    return value
+
+
+def _version(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise _Unfit("YAML reads this version as a number, and 0.10 would become 0.1: quote it")
+    return _text(value)
+
+
+def _whole(low: int, high: int) -> BeforeValidator:
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _Unfit(f"must be a whole number from {low} to {high}, in plain decimal digits")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e7:
+        raise _Unfit("must be a number of seconds above 0")
+    return float(value)
+
+
+def _stall(value: object) -> float | str:
+    if value == "by phase":
+        return "by phase"
+    try:
+        return _seconds(value)
+    except ValueError:
+        raise _Unfit("must be a number of seconds above 0, or `by phase`") from None
+
+
+def _gpus(value: object) -> object:
+    if value == "all":
+        return value
+    if not isinstance(value, list | tuple):
+        raise _Unfit("must be `all`, a list of indices [0, 1], or a list of UUIDs [GPU-..., ...]")
+    numbers = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
+    uuids = [each for each in value if isinstance(each, str) and re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z/-]+", each)]
+    if len(value) not in (len(numbers), len(uuids)):
+        raise _Unfit("must hold only indices (0, 1) or only UUIDs (GPU-...)")
+    if len(set(value)) != len(value):
+        raise _Unfit("names a GPU twice")
+    return tuple(value)
+
+
+def _env_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise _Unfit("is no name for an environment variable: letters, digits and _, not beginning with a digit")
+    return value
+
+
+def _arg_name(value: str) -> str:
+    if value.startswith("-"):
+        raise _Unfit(f"is written without dashes here: {value.lstrip('-')}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", value):
+        raise _Unfit("is no name for a flag: put unusual ones under `extra_args`")
+    return value
+
+
+def _arg(value: object) -> object:
+    if isinstance(value, list | tuple):
+        if not all(_is_word(each) for each in value):
+            raise _Unfit("a list here may hold only text and numbers")
+        return tuple(value)
+    if value is None or isinstance(value, bool) or _is_word(value):
+        return value
+    raise _Unfit("must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag)")
+
+
+def _extra_arg(value: object) -> str:
+    if not _is_word(value):
+        raise _Unfit("must be text: quote it")
+    return str(value)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and "\0" not in str(value)
+
+
+def _env_text(value: object) -> str:
+    if isinstance(value, bool):
+        raise _Unfit(
+            f"YAML reads this as a boolean and the server would see {str(value)!r}: quote the text that is meant"
+        )
+    if not _is_word(value):
+        raise _Unfit("must be text or a number, or {value: ..., mode: default|force}")
+    return str(value)
+
+
+def _secret(value: object) -> SecretRef:
+    if not isinstance(value, SecretRef):
+        raise _Unfit("must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here")
+    return value
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+Text = Annotated[str, BeforeValidator(_text)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+ArgName = Annotated[str, AfterValidator(_arg_name)]
+ArgValue = Annotated[bool | int | float | str | tuple[str | int | float, ...] | None, PlainValidator(_arg)]
+Secret = Annotated[SecretRef, PlainValidator(_secret), PlainSerializer(str)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class EnvValue(_Frozen):
+    """One variable of a server: ``default`` sets it where it is unset, ``force`` wins over the server itself."""
+
+    value: Annotated[str, BeforeValidator(_env_text)]
+    mode: Literal["default", "force"] = "default"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_scalar(cls, given: Any) -> Any:
+        return given if isinstance(given, Mapping | EnvValue) else {"value": given}
+
+
+class Sitecustomize(_Frozen):
+    """Where our sitecustomize lives: ``server`` is a directory of the release, seen by this server alone."""
+
+    scope: Literal["server"] = "server"
+
+
+class Stale(_Frozen):
+    """Which processes of others count as ours to stop.
+
+    ``engine``: those of our user that look like this engine, on our GPUs or ports; ``recorded``: only what we started.
+    ``kill`` names more.
+    """
+
+    policy: Literal["engine", "recorded"] = "engine"
+    kill: tuple[Text, ...] = ()
+
+
+class Timeouts(_Frozen):
+    """Seconds: TERM until KILL, GPUs until FREED, start until ready, and silence that counts as a stall."""
+
+    stop: Seconds = 30.0
+    free: Seconds = 120.0
+    ready: Seconds = 2700.0
+    stall: Annotated[float | Literal["by phase"], BeforeValidator(_stall)] = "by phase"
+
+
+class Server(_Frozen):
+    """One LLM server of a host, as the inventory wants it. ``name`` is its key under ``servers``."""
+
+    name: str
+    engine: Text
+    engine_version: Annotated[str, BeforeValidator(_version)] | None = None
+    model: Text
+    served_name: Text | None = None
+    host: Text = "127.0.0.1"
+    port: Annotated[int, _whole(1, 65535)]
+    gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
+    python: Text = "python3"
+    args: Mapping[ArgName, ArgValue] = {}
+    extra_args: tuple[Annotated[str, BeforeValidator(_extra_arg)], ...] = ()
+    env: Mapping[EnvName, EnvValue] = {}
+    secrets: Mapping[EnvName, Secret] = {}
+    sitecustomize: Sitecustomize = Sitecustomize()
+    launcher: Literal["auto", "systemd", "detached"] = "auto"
+    stale: Stale = Stale()
+    timeouts: Timeouts = Timeouts()
+    keep_releases: Annotated[int, _whole(1, 1000)] = 5
+    gpus_unified: Literal["refuse", "accept"] = "refuse"
+    allow: tuple[Text, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe; secrets appear as their reference."""
+        return self.model_dump(mode="json")
+
+
+class HostVariables(_Frozen):
+    """What a host may say beside its servers; the defaults are documented in roles/node/defaults.yml."""
+
+    ansible_host: Text | None = None
+    ansible_port: Annotated[int, _whole(1, 65535)] | None = None
+    ansible_user: Text | None = None
+    ansible_ssh_private_key_file: Text | None = None
+    ansible_python_interpreter: Text = "python3"
+    become: bool = False
+    root: Text | None = None
+    lab: Text | None = None
+    host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
+    known_hosts: Text | None = None
+    connect_timeout: Seconds = 10.0
+
+
+@dataclass(frozen=True)
+class ConnectionSpec:
+    """How to reach a host over SSH. Paths are as written (``~`` is the control machine's); the timeout is seconds."""
+
+    host: str
+    port: int | None = None
+    user: str | None = None
+    key_file: str | None = None
+    python: str = "python3"
+    become: bool = False
+    host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
+    known_hosts: str | None = None
+    connect_timeout: float = 10.0
+
+
+def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionSpec, str | None, str | None] | None:
+    """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem."""
+    entries = {key: each for key, each in (value.entries or {}).items() if key != "servers"}
+    checking = entries.get("host_key_checking")
+    if checking is not None and checking.data is False and checking.text.lower() == "off":
+        entries["host_key_checking"] = replace(checking, data="off")  # YAML reads the bare word as false
+    found = _validate(HostVariables, replace(value, data=entries), "", problems)
+    if found is None:
+        return None
+    if found.root is not None and not re.match(r"/|~(/|$)", found.root):
+        problems.add(entries["root"].origin, "root: must begin with / or ~/")
+        return None
+    spec = ConnectionSpec(
+        host=found.ansible_host or name,
+        port=found.ansible_port,
+        user=found.ansible_user,
+        key_file=found.ansible_ssh_private_key_file,
+        python=found.ansible_python_interpreter,
+        become=found.become,
+        host_key_checking=found.host_key_checking,
+        known_hosts=found.known_hosts,
+        connect_timeout=found.connect_timeout,
+    )
+    return spec, found.root, found.lab
+
+
+def check_server(name: str, value: Value, problems: Problems) -> Server | None:
+    """The server of this name from its merged settings; None after a problem."""
+    path = f"servers.{name}"
+    before = len(problems)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,39}", name):
+        problems.add(
+            value.origin, f"{path}: the name must be 1 to 40 of a-z 0-9 _ . - and begin with a letter or digit"
+        )
+    written = _as_written(value, path, problems)
+    _no_variable_is_also_secret(written, path, problems)
+    server = _validate(Server, written, path, problems, name=name)
+    return server if len(problems) == before else None
+
+
+def resolve_secrets(server: Server) -> dict[str, str]:
+    """The secrets of a server by variable name. Reads this machine's environment and files; never print the result.
+
+    Raises InventoryError that lists every secret that cannot be had, without any value.
+    """
+    problems = Problems()
+    values = {name: _resolved(name, server, problems) for name in server.secrets}
+    problems.raise_if_any()
+    return values
+
+
+def _resolved(name: str, server: Server, problems: Problems) -> str:
+    reference = server.secrets[name]
+    try:
+        return reference.resolve()
+    except InventoryError as error:
+        advice = f" ({error.next_step})" if error.next_step else ""
+        problems.add(reference.origin, f"servers.{server.name}.secrets.{name}: {error.what}{advice}")
+        return ""
+
+
+def _as_written(value: Value, path: str, problems: Problems) -> Value:
+    """The settings with the numbers of args, extra_args and env as the text that stands in the file, where it differs.
+
+    YAML would turn ``--revision 1.10`` into 1.1. A switch written ``on`` or ``no`` is ambiguous and refused.
+    """
+    entries = dict(value.entries or {})
+    if value.entries is None:
+        return value
+    for key in ("args", "extra_args", "env"):
+        if key in entries:
+            entries[key] = _keep_text(entries[key])
+    for name, each in (entries["args"].entries or {}).items() if "args" in entries else ():
+        if isinstance(each.data, bool) and each.text.lower() not in ("true", "false"):
+            problems.add(
+                each.origin,
+                f"{path}.args.{name}: write true for a bare flag, or quote the text that is meant: '{each.text}'",
+            )
+    return replace(value, data=entries)
+
+
+def _keep_text(value: Value) -> Value:
+    data = value.data
+    if isinstance(data, Mapping):
+        return replace(value, data={key: _keep_text(each) for key, each in data.items()})
+    if isinstance(data, tuple):
+        return replace(value, data=tuple(_keep_text(each) for each in data))
+    if isinstance(data, int | float) and not isinstance(data, bool) and str(data) != value.text:
+        return replace(value, data=value.text)
+    return value
+
+
+def _no_variable_is_also_secret(value: Value, path: str, problems: Problems) -> None:
+    entries = value.entries or {}
+    if "env" not in entries or "secrets" not in entries:
+        return
+    env, secrets = entries["env"].entries or {}, entries["secrets"].entries or {}
+    for name in env.keys() & secrets.keys():
+        problems.add(
+            secrets[name].origin, f"{path}.secrets.{name}: also stands under env ({env[name].origin}): keep one of them"
+        )
+
+
+def _validate(model: type[_Model], value: Value, path: str, problems: Problems, **given: object) -> _Model | None:
+    """The model of these values, or None after noting every pydantic error in our words with its ``file:line``."""
+    if value.entries is None:
+        problems.add(value.origin, f"{path}: must be a mapping, not {value.describe()}")
+        return None
+    before = len(problems)
+    for key in given.keys() & value.entries.keys():
+        problems.add(value.entries[key].origin, f"{_dotted(path, (key,))}: {_unknown(key, ())}")
+    try:
+        result = model.model_validate({**{key: plain(each) for key, each in value.entries.items()}, **given})
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            loc = tuple(part for part in each["loc"] if part != "[key]")
+            found, depth = _find(value, loc)
+            problems.add(found.origin, f"{_dotted(path, loc[:depth])}: {_sentence(each, loc, depth, found, model)}")
+        return None
+    return result if len(problems) == before else None
+
+
+def _find(value: Value, loc: tuple[int | str, ...]) -> tuple[Value, int]:
+    """The value that pydantic's path leads to, as far as it is written, and how many steps that took.
+
+    A list item keeps the path of its list: its own line is the better half of the answer.
+    """
+    depth = 0
+    for step in loc:
+        if isinstance(value.data, Mapping) and step in value.data:
+            value = value.data[str(step)]
+        elif isinstance(value.data, tuple) and isinstance(step, int) and step < len(value.data):
+            value = value.data[step]
+        else:
+            break
+        depth += 1
+    return value, depth
+
+
+def _sentence(error: Any, loc: tuple[int | str, ...], depth: int, found: Value, model: type[BaseModel]) -> str:
+    kind = error["type"]
+    if kind == "missing":
+        return f"`{loc[-1]}` is missing"
+    if kind == "extra_forbidden":
+        return _unknown(str(loc[-1]), _known_names(model, loc[:-1]))
+    if kind == "literal_error":
+        return f"must be {error['ctx']['expected'].replace(chr(39), '`')}, not {found.describe()}"
+    if kind in _WRONG_KIND:
+        return f"{_WRONG_KIND[kind]}, not {found.describe()}"
+    if kind == "value_error":
+        said = str(error["ctx"]["error"])
+        return f"{said}; found {found.describe()}" if said.startswith(("must", "YAML")) else said
+    return f"{error['msg']}; found {found.describe()}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    """The sentence about a name that is not taken: what to write instead, or the closest name that is."""
+    return f"unknown name: {_INSTEAD[name]}" if name in _INSTEAD else f"unknown name{did_you_mean(name, known)}"
+
+
+def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    inner: dict[int | str, type[BaseModel]] = {
+        "env": EnvValue,
+        "timeouts": Timeouts,
+        "stale": Stale,
+        "sitecustomize": Sitecustomize,
+    }
+    if loc:
+        model = inner[loc[0]]
+    names = [name for name in model.model_fields if name != "name"]
+    return [*names, "servers", "ansible_become"] if model is HostVariables else names
+
+
+def _dotted(path: str, loc: Iterable[int | str]) -> str:
+    return ".".join([*([path] if path else []), *(str(step) for step in loc)])
