@@ -181,6 +181,18 @@ def processes() -> Dict[int, Process]:
     return table
 
 
+def find_by_argument(word: str) -> Tuple[int, ...]:
+    """List the pids of living processes that have ``word`` as a whole argument; cheaper than the whole table."""
+    wanted = word.encode("utf-8", "surrogateescape")
+    found = []
+    for pid in pids():
+        stat = _stat(pid)
+        argv = _read_of_memory(pid, "cmdline", stat.state) if stat else None
+        if argv and wanted in argv and wanted in argv.split(b"\0"):
+            found.append(pid)
+    return tuple(sorted(found))
+
+
 def is_alive(identity: Identity) -> bool:
     """Tell whether exactly this process still runs. A zombie is dead only when all its threads are gone.
 
@@ -668,6 +680,7 @@ __all__ = [
     "descendants",
     "environ",
     "explain_stuck",
+    "find_by_argument",
     "group_members",
     "is_alive",
     "is_pid_alive",
