@@ -25,7 +25,7 @@ from lamplighter.report.report import Report, Seen
 from lamplighter.report.summary import summary
 from lamplighter.report.wording import clean, clean_lines, clock
 
-_BAR = 24
+_BAR = 16
 
 
 class Live:

@@ -38,6 +38,20 @@ _OUTCOME_OF_EXIT = {
     Exit.UNREACHABLE: "unreachable",
     Exit.DETACHED: "detached",
 }
+#: What to do next where the failure itself did not say.
+_NEXT_STEPS = {
+    Exit.INTERNAL: "this is a defect of lamplighter; ./inv status{on} says what serves",
+    Exit.REFUSED: "./inv check{on} asks the same questions again",
+    Exit.UNREACHABLE: "check the name, the network and the key, then run the same command again",
+    Exit.NOT_FREED: "./inv check{on} names who holds the GPUs or the port",
+    Exit.CRASHED: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
+    Exit.NOT_READY: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
+    Exit.DEGRADED: "./inv verify{on} asks again; ./inv rollback{on} brings the last release back",
+    Exit.ROLLED_BACK: "repair the cause and deploy again; the old release serves until then",
+    Exit.LOCKED: "run the same command again later",
+    Exit.DETACHED: "./inv attach{on} follows the run to its end",
+}
+
 #: Stages before the old server is stopped.
 _TOUCHES_NOTHING = events.STAGES[: events.STAGES.index("stop")]
 
@@ -262,7 +276,7 @@ class Fold:
         self._host(host).current(server).degrade(cause, message, evidence, hint)
 
     def report(self) -> Report:
-        hosts = {name: host.report() for name, host in self._hosts.items()}
+        hosts = {name: host.report(name) for name, host in self._hosts.items()}
         unjudged = Report(exit_code=Exit.OK, outcome="", hosts=hosts, error=self._error)
         exit_code, outcome = _judge([part for _, part in unjudged.parts()])
         return dataclasses.replace(unjudged, exit_code=exit_code, outcome=outcome)
@@ -299,8 +313,9 @@ class _Host:
     def runs(self) -> list[_Run]:
         return [self.current(server) for server in self.servers]
 
-    def report(self) -> HostReport:
-        return HostReport({server: self.current(server).report() for server in self.servers}, self.error)
+    def report(self, name: str) -> HostReport:
+        servers = {server: _with_next_step(name, self.current(server).report()) for server in self.servers}
+        return HostReport(servers, self.error and _with_next_step(name, self.error))
 
 
 class _Run:
@@ -464,6 +479,11 @@ def _ending(event: Mapping[str, Any]) -> tuple[str, int]:
 
 def _outcome_of(code: int) -> str:
     return next((outcome for known, outcome in _OUTCOME_OF_EXIT.items() if known == code), "failed")
+
+
+def _with_next_step(host: str, part: ServerReport) -> ServerReport:
+    step = next((step for code, step in _NEXT_STEPS.items() if code == part.exit_code), "")
+    return dataclasses.replace(part, hint=step.format(on=f" --host {host}")) if step and not part.hint else part
 
 
 def _from_error(error: LamplighterError) -> ServerReport:

@@ -17,20 +17,6 @@ FULL_BLOCKS = 4
 
 _LABEL = 13
 
-#: What to do next where the failure itself did not say.
-_NEXT_STEPS: dict[int, str] = {
-    Exit.INTERNAL: "this is a defect of lamplighter; ./inv status{on} says what serves",
-    Exit.REFUSED: "./inv check{on} asks the same questions again",
-    Exit.UNREACHABLE: "check the name, the network and the key, then run the same command again",
-    Exit.NOT_FREED: "./inv check{on} names who holds the GPUs or the port",
-    Exit.CRASHED: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
-    Exit.NOT_READY: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
-    Exit.DEGRADED: "./inv verify{on} asks again; ./inv rollback{on} brings the last release back",
-    Exit.ROLLED_BACK: "repair the cause and deploy again; the old release serves until then",
-    Exit.LOCKED: "run the same command again later",
-    Exit.DETACHED: "./inv attach{on} follows the run to its end",
-}
-
 
 def summary(report: Report) -> list[str]:
     """The closing lines of ``report``; the first is the outcome in one sentence."""
@@ -110,12 +96,12 @@ def _code(exit_code: int) -> str:
 
 def _whereabouts(part: ServerReport) -> str:
     phase = f", phase {clean(part.phase)}" if part.phase else ""
-    return f" (at {clean(part.stage)}{phase})" if part.stage else ""
+    return f", last seen at {clean(part.stage)}{phase}" if part.stage else ""
 
 
 def _block(name: str, part: ServerReport) -> list[str]:
     host = name.partition("/")[0]
-    lines = [] if part.exit_code == Exit.OK else ["", *_four_things(host, part)]
+    lines = [] if part.exit_code == Exit.OK else ["", *_four_things(part)]
     if part.stages or part.durations:
         lines += ["", *_stage_table(part)]
     lines += _figures(part)
@@ -128,7 +114,7 @@ def _block(name: str, part: ServerReport) -> list[str]:
     return lines
 
 
-def _four_things(host: str, part: ServerReport) -> list[str]:
+def _four_things(part: ServerReport) -> list[str]:
     """What failed, why, what is serving now, what to do next."""
     where = clean(part.stage) + (f" (phase {clean(part.phase)})" if part.phase else "")
     happened = clean_lines(part.message) or ["no reason was given"]
@@ -136,17 +122,14 @@ def _four_things(host: str, part: ServerReport) -> list[str]:
     why = [f'"{line}"' for line in clean_lines(part.evidence)]
     if part.cause:
         why = [*why[:-1], f"{why[-1]} [{clean(part.cause)}]"] if why else [f"[{clean(part.cause)}]"]
-    next_steps = clean_lines(part.hint)
-    if not next_steps and (fallback := _NEXT_STEPS.get(part.exit_code)):
-        next_steps = [fallback.format(on=f" --host {clean(host)}" if host else "")]
-    lines = _labelled("what failed", [what, *happened[1:]])
+    lines = _labelled("contact" if part.outcome == "detached" else "what failed", [what, *happened[1:]])
     lines += _labelled("why", why)
     for later in part.failures[1:]:
         if later.message and later.message != part.message:
             lines += _labelled("then", [f"{clean(later.stage)}: {clean(later.message)}".lstrip(": ")])
             lines += _labelled("why", [f'"{line}"' for line in clean_lines(later.evidence)])
     lines += _labelled("serving now", [_serving_now(part)])
-    return lines + _labelled("next", next_steps)
+    return lines + _labelled("next", clean_lines(part.hint))
 
 
 def _serving_now(part: ServerReport) -> str:
