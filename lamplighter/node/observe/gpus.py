@@ -289,7 +289,7 @@ def list_gpus(sample: Sample) -> Tuple[Gpu, ...]:
 def unreadable(sample: Sample) -> Optional[str]:
     """Say why the sample as a whole cannot be trusted (exit code, stderr, a line that is no row), or None."""
     for word, answer in (("GPUs", sample.gpus), ("processes", sample.apps)):
-        said = _first_line(answer.stderr) or _first_line(answer.stdout)
+        said = _first_line(answer.stderr + "\n" + answer.stdout)
         if answer.rc is None:
             return f"nvidia-smi gave no answer about its {word}: {said}"
         if answer.rc != 0:

@@ -1,0 +1,202 @@
+"""Who listens where on this node, from ``/proc/net/tcp{,6}`` and ``/proc/*/fd``: works where ss and lsof are missing.
+
+Looks only; ``can_bind`` binds a socket for a moment and never listens on it. Addresses are written as people write them
+(``127.0.0.1``, ``::``), ports are numbers. Nothing raises on what /proc says or hides.
+
+facts: a socket that is bound but does not listen is in no table of /proc (two vLLM servers can both be bound to a port
+while they load); sockets in TIME_WAIT keep a port from a bind without SO_REUSEADDR, which servers set.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Collection, Dict, Iterable, List, Optional, Set, Tuple
+
+from lamplighter.node.observe import processes
+
+_LISTEN = "0A"
+
+_TABLES = (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6))
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listening TCP socket. ``pids``: every process that has it open; empty where the owner may not be looked into.
+
+    ``uid`` is the socket's user, known in any case.
+    """
+
+    address: str
+    port: int
+    inode: int
+    uid: int
+    pids: Tuple[int, ...]
+
+    @property
+    def is_wildcard(self) -> bool:
+        return self.address in ("0.0.0.0", "::")  # noqa: S104 (compared, not bound)
+
+
+@dataclass(frozen=True)
+class PortCheck:
+    """Whether a server could bind; ``reason`` says why not, or what was noticed although it can."""
+
+    free: bool
+    reason: str = ""
+
+
+def listeners(port: Optional[int] = None) -> Tuple[Listener, ...]:
+    """List the sockets that listen on ``port`` (any port for None), IPv4 and IPv6, with the processes that own them."""
+    return _with_owners(socket_ for socket_ in _sockets() if socket_.state == _LISTEN and port in (None, socket_.port))
+
+
+def listening(pids: Collection[int]) -> Tuple[Listener, ...]:
+    """List the sockets on which any of ``pids`` listens: a server's HTTP port and those it derived from it."""
+    return tuple(listener for listener in listeners() if not set(pids).isdisjoint(listener.pids))
+
+
+def owners(port: int) -> Tuple[int, ...]:
+    """List the pids that listen on ``port``, each once."""
+    return tuple(sorted({pid for listener in listeners(port) for pid in listener.pids}))
+
+
+def is_free(host: str, port: int) -> bool:
+    """Tell whether a server could bind ``host``:``port`` now; see ``can_bind`` for the reason."""
+    return can_bind(host, port).free
+
+
+def can_bind(host: str, port: int) -> PortCheck:
+    """Try to bind ``host``:``port`` as a server would, and once more strictly, to notice a socket that only is bound.
+
+    Not free: somebody listens, somebody is bound without listening yet, the address is not this node's, or the port
+    needs root. Connections of a server that has just ended (TIME_WAIT) do not make it busy.
+    """
+    if not 0 < port < 1 << 16:
+        return PortCheck(False, f"{port} is no port")
+    try:
+        found = socket.getaddrinfo(
+            _bare(host) or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )
+    except (OSError, OverflowError, UnicodeError) as error:
+        return PortCheck(False, f"{host} is no address: {getattr(error, 'strerror', None) or error}")
+    lingering = False
+    for family, _, _, _, address in dict.fromkeys(found):
+        problem = _try_bind(family, address, reuse=True)
+        if problem == errno.EADDRINUSE:
+            return PortCheck(False, _who_has(port))
+        if problem == errno.EADDRNOTAVAIL:
+            return PortCheck(False, f"{address[0]} is not an address of this node")
+        if problem == errno.EACCES:
+            return PortCheck(False, f"port {port} needs root")
+        if problem == errno.EAFNOSUPPORT and len(found) > 1:  # "localhost" on a node without IPv6
+            continue
+        if problem:
+            return PortCheck(False, f"{address[0]} port {port}: {os.strerror(problem)}")
+        if _try_bind(family, address, reuse=False) == errno.EADDRINUSE:
+            if not _has_lingering(port):
+                return PortCheck(False, f"a process is bound to port {port} without listening yet")
+            lingering = True
+    return PortCheck(True, f"connections of an earlier server linger on port {port}" if lingering else "")
+
+
+def probe_host(host: str) -> str:
+    """Name the address under which a server bound to ``host`` can be asked on the node itself."""
+    bare = _bare(host)
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bare, bare)  # noqa: S104 (compared, not bound)
+
+
+def _who_has(port: int) -> str:
+    held = listeners(port)
+    if not held:
+        return f"a process is bound to port {port}"
+    table = {pid: processes.read_process(pid) for listener in held for pid in listener.pids}
+    names = [f"pid {pid} ({process.title})" for pid, process in sorted(table.items()) if process is not None]
+    users = sorted({processes.user_name(listener.uid) for listener in held})
+    return f"port {port} is in use by " + (", ".join(names) or f"a process of {', '.join(users)}")
+
+
+def _bare(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _try_bind(family: int, address: Tuple[object, ...], reuse: bool) -> int:
+    """Return the errno of a bind, 0 when it worked."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            if reuse:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------- the parser
+
+
+@dataclass(frozen=True)
+class _Socket:
+    address: str
+    port: int
+    state: str
+    uid: int
+    inode: int
+
+
+def _sockets() -> List[_Socket]:
+    return [found for path, family in _TABLES for found in _parse_table(_read_table(path), family)]
+
+
+def _read_table(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as table:
+            return table.read()
+    except OSError:  # no IPv6 on this node
+        return ""
+
+
+def _parse_table(text: str, family: int) -> List[_Socket]:
+    """``sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode``, header first."""
+    found = []
+    digits = 8 if family == socket.AF_INET else 32
+    for line in text.splitlines()[1:]:
+        cells = line.split()
+        local = re.fullmatch(r"([0-9A-F]+):([0-9A-F]{4})", cells[1]) if len(cells) >= 10 else None
+        if local and len(local.group(1)) == digits and cells[7].isdigit() and cells[9].isdigit():
+            address = _address(local.group(1), family)
+            found.append(_Socket(address, int(local.group(2), 16), cells[3], int(cells[7]), int(cells[9])))
+    return found
+
+
+def _address(text: str, family: int) -> str:
+    """The kernel prints each 32-bit word of the address as a number of the machine's own byte order."""
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(words))
+
+
+def _has_lingering(port: int) -> bool:
+    """Connections without a listener: TIME_WAIT and the last moments of a server's sockets."""
+    return any(socket_.port == port and socket_.state != _LISTEN for socket_ in _sockets())
+
+
+def _with_owners(sockets: Iterable[_Socket]) -> Tuple[Listener, ...]:
+    chosen = list(sockets)
+    pids = _owners_of({socket_.inode for socket_ in chosen})
+    return tuple(
+        Listener(socket_.address, socket_.port, socket_.inode, socket_.uid, tuple(sorted(pids[socket_.inode])))
+        for socket_ in sorted(chosen, key=lambda socket_: (socket_.port, socket_.address, socket_.inode))
+    )
+
+
+def _owners_of(inodes: Collection[int]) -> Dict[int, Set[int]]:
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: Dict[int, Set[int]] = {inode: set() for inode in inodes}
+    for pid in processes.pids() if wanted else ():
+        for target in set((processes.open_files(pid) or {}).values()) & wanted.keys():
+            found[wanted[target]].add(pid)
+    return found
