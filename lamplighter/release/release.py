@@ -1,0 +1,147 @@
+"""What would be sent to a node for one server: a few files, known by a digest of what they make run.
+
+Pure: reads the project's templates, writes nothing. No secret, no time and no path of the control machine gets in, so
+the same inventory gives the same digest on every machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lamplighter
+from lamplighter.errors import InventoryError
+from lamplighter.release.render import Templates
+
+if TYPE_CHECKING:
+    from lamplighter.inventory import Host, Server
+    from lamplighter.release.engine import Engine
+
+#: Behind the server's own bin directory. A login over SSH has no more than the first six, and no CUDA.
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+
+#: What the node is told in the inventory's own words; ``argv`` stands for the arguments.
+PLAN_KEYS = (
+    "name", "engine", "engine_version", "model", "host", "port", "gpus", "python", "env", "sitecustomize", "launcher",
+    "stale", "timeouts", "keep_releases", "gpus_unified", "allow",
+)  # fmt: skip
+
+#: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
+TREATMENT = ("timeouts", "keep_releases", "stale", "allow")
+
+#: Set by the launch script itself, from what it finds on the node; a sitecustomize that set it would cut itself off.
+COMPOSED = ("PYTHONPATH",)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_DIGEST = "0" * 12
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseFile:
+    """One file of a release: ``text`` goes to disk as UTF-8, ``mode`` are its permission bits."""
+
+    text: str
+    mode: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The files of one release, by their path in its directory, and what the manifest ``release.json`` says."""
+
+    digest: str
+    files: Mapping[str, ReleaseFile]
+    manifest: dict[str, Any]
+
+
+def build_release(host: Host, server: Server, engine: Engine, project: Path) -> Release:
+    """Return the release of ``server`` on ``host``, rendered from the templates of ``project``.
+
+    The digest covers the files and the plan but for TREATMENT: equal digests mean that the same thing would run, so a
+    longer timeout or a new tool version restarts nothing. The files name their own release, so the digest is taken of
+    them with zeros in its place.
+
+    Raises InventoryError: a variable, argument or path that cannot be given to a process, a faulty template.
+    """
+    plan = server_plan(host, server, engine)
+    digest = _digest(plan, _render(plan, _NO_DIGEST, project))
+    files = _render(plan, digest, project)
+    manifest = {
+        "digest": digest,
+        "server": plan,
+        "engine": engine.compiled,
+        "lamplighter": lamplighter.__version__,
+        "files": {name: {"sha256": _sha256(file.text), "mode": f"{file.mode:04o}"} for name, file in files.items()},
+    }
+    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    return Release(digest, {**files, "release.json": ReleaseFile(text, 0o644)}, manifest)
+
+
+def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
+    """Return what the node is told about ``server``: JSON-safe; of a secret only its name."""
+    said = server.to_json()
+    return {
+        **{key: said[key] for key in PLAN_KEYS},
+        "served_name": server.served_name or server.model,  # the rule of all our engines
+        "argv": list(engine.argv(server)),
+        "secrets": sorted(server.secrets),
+    }
+
+
+def _render(plan: dict[str, Any], digest: str, project: Path) -> dict[str, ReleaseFile]:
+    values = {
+        "name": plan["name"],
+        "digest": digest,
+        "argv": plan["argv"],
+        "env": _variables(plan),
+        "path": _path(plan["python"]),
+        "standard_path": STANDARD_PATH,
+    }
+    templates = Templates(project, plan["engine"])
+    return {
+        "launch.sh": ReleaseFile(templates.render("launch.sh.j2", values), 0o755),
+        "pysite/sitecustomize.py": ReleaseFile(templates.render("sitecustomize.py.j2", values), 0o644),
+    }
+
+
+def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    for name in plan["env"]:
+        if not _NAME.fullmatch(name):  # it stands unquoted in the launch script
+            raise InventoryError(
+                f"server {plan['name']}: {name!r} cannot be the name of a variable",
+                why="names are letters, digits and underscores, and begin with no digit",
+                next_step=f"rename or remove it under servers.{plan['name']}.env",
+            )
+    return [
+        {"name": name, "value": entry["value"], "mode": entry["mode"], "managed": name not in COMPOSED}
+        for name, entry in sorted(plan["env"].items())
+    ]
+
+
+def _path(python: str) -> str | None:
+    """Return the PATH of a server whose interpreter has a directory; None for one that is itself looked up on PATH."""
+    if not posixpath.isabs(python):
+        return None
+    directory = posixpath.dirname(python)
+    if ":" in directory:
+        raise InventoryError(
+            f"python: {directory} cannot be on PATH",
+            why="PATH separates directories by colons, and this name holds one",
+            next_step="move the environment, or link to it by a name without a colon",
+        )
+    return f"{directory}:{STANDARD_PATH}"
+
+
+def _digest(plan: dict[str, Any], files: Mapping[str, ReleaseFile]) -> str:
+    what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
+    content = {"server": what_runs, "files": {name: [file.mode, file.text] for name, file in files.items()}}
+    return _sha256(json.dumps(content, sort_keys=True, separators=(",", ":")))[:12]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
