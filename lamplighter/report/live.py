@@ -21,7 +21,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Exit
 from lamplighter.report.output import Output
 from lamplighter.report.progress import Progress
-from lamplighter.report.report import Report, Seen
+from lamplighter.report.report import Report, Seen, is_of_a_run
 from lamplighter.report.summary import summary
 from lamplighter.report.wording import clean, clean_lines, clock
 
@@ -50,7 +50,7 @@ class Live:
     def event(self, event: Mapping[str, Any]) -> None:
         with self._lock:
             kind = event.get("event")
-            if kind == events.BEAT or not self._seen.is_new(event):
+            if not is_of_a_run(event) or not self._seen.is_new(event):
                 return
             host, server, now = clean(event.get("host")), clean(event.get("server")), self._now()
             if (host, server) not in self._servers:
@@ -121,18 +121,18 @@ class View:
         is_plain = options.ascii_only
         has_room = 4 * len(self._servers) < console.height
         for progress in self._servers:
-            for line in self._full(progress, is_plain) if has_room else self._short(progress):
+            for line in self._full(progress, options) if has_room else self._short(progress):
                 line.no_wrap = True
                 # The ellipsis is not ASCII: where it cannot be shown its stand-in would be too wide.
                 line.truncate(options.max_width, overflow="crop" if is_plain else "ellipsis")
                 yield line
 
-    def _full(self, progress: Progress, is_plain: bool) -> Iterator[Text]:
+    def _full(self, progress: Progress, options: ConsoleOptions) -> Iterator[Text]:
         yield self._head(progress)
         if progress.past:
-            yield _stages(progress)
+            yield _stages(progress, options.max_width)
         if progress.stage:
-            yield self._current(progress, is_plain)
+            yield self._current(progress, options.ascii_only)
             if last := progress.last_line or progress.message:
                 yield Text(f"  {last}", style="dim")
 
@@ -166,13 +166,17 @@ class View:
         return line
 
 
-def _stages(progress: Progress) -> Text:
-    line = Text(" ")
-    for stage in progress.past:
+def _stages(progress: Progress, width: int) -> Text:
+    """The stages that are over; where they do not all fit, the latest ones."""
+    line = Text()
+    for stage in reversed(progress.past):
         if stage.skipped:
-            line.append(f" {stage.name} -", style="dim")
+            told = Text(f" {stage.name} -", style="dim")
         elif stage.ok:
-            line.append(f" {stage.name} {stage.seconds:.1f}", style="green")
+            told = Text(f" {stage.name} {stage.seconds:.1f}", style="green")
         else:
-            line.append(f" {stage.name} FAILED", style="bold red")
-    return line
+            told = Text(f" {stage.name} FAILED", style="bold red")
+        if line and told.cell_len + line.cell_len + 1 > width:
+            break
+        line = told + line
+    return Text(" ") + line

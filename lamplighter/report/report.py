@@ -195,6 +195,12 @@ class Report:
         return {"report": body}
 
 
+def is_of_a_run(event: Mapping[str, Any]) -> bool:
+    """True for the events that tell how a run goes; beats, logs and answers of reading verbs do not."""
+    kind = event.get("event")
+    return isinstance(kind, str) and kind in _TAKE
+
+
 class Seen:
     """Remembers which numbered events were here already."""
 
@@ -275,6 +281,11 @@ class Fold:
         """A verification, hook or gate of the control side failed on a server that serves; a worse result stays."""
         self._host(host).current(server).degrade(cause, message, evidence, hint)
 
+    def outcome(self, host: str, server: str) -> str | None:
+        """How the run on ``server`` ended so far; None when nothing was heard of it."""
+        known = self._hosts.get(host)
+        return known.current(server).report().outcome if known and server in known.servers else None
+
     def report(self) -> Report:
         hosts = {name: host.report(name) for name, host in self._hosts.items()}
         unjudged = Report(exit_code=Exit.OK, outcome="", hosts=hosts, error=self._error)
@@ -314,8 +325,11 @@ class _Host:
         return [self.current(server) for server in self.servers]
 
     def report(self, name: str) -> HostReport:
-        servers = {server: _with_next_step(name, self.current(server).report()) for server in self.servers}
-        return HostReport(servers, self.error and _with_next_step(name, self.error))
+        servers = {
+            server: _with_next_step(self.current(server).report(), f" --host {name} --server {server}")
+            for server in self.servers
+        }
+        return HostReport(servers, self.error and _with_next_step(self.error, f" --host {name}"))
 
 
 class _Run:
@@ -456,7 +470,7 @@ class _Run:
         return total
 
 
-# Reading verbs, beats and logs are no runs: they say nothing about how a run ended.
+# Answers of reading verbs, beats and logs are no runs: they say nothing about how a run ended.
 _TAKE = {
     events.RUN: _Run.take_run,
     events.STAGE_START: _Run.take_stage_start,
@@ -481,9 +495,9 @@ def _outcome_of(code: int) -> str:
     return next((outcome for known, outcome in _OUTCOME_OF_EXIT.items() if known == code), "failed")
 
 
-def _with_next_step(host: str, part: ServerReport) -> ServerReport:
+def _with_next_step(part: ServerReport, on: str) -> ServerReport:
     step = next((step for code, step in _NEXT_STEPS.items() if code == part.exit_code), "")
-    return dataclasses.replace(part, hint=step.format(on=f" --host {host}")) if step and not part.hint else part
+    return dataclasses.replace(part, hint=step.format(on=on)) if step and not part.hint else part
 
 
 def _from_error(error: LamplighterError) -> ServerReport:

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TextIO
 from lamplighter.errors import LamplighterError
 from lamplighter.report.jsonlines import JsonLines
 from lamplighter.report.lines import Lines
-from lamplighter.report.live import Live
 from lamplighter.report.output import Output
 from lamplighter.report.report import Report
 
@@ -58,5 +57,7 @@ def reporter_for(as_json: bool, stdout: TextIO | None, stderr: TextIO | None) ->
         return Together(JsonLines(Output(stdout)), Lines(Output(stderr)))
     output = Output(stdout)
     if output.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
+        from lamplighter.report.live import Live  # rich takes a tenth of a second to load; cron does not need it
+
         return Live(output)
     return Lines(output)

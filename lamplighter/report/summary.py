@@ -100,7 +100,7 @@ def _whereabouts(part: ServerReport) -> str:
 
 
 def _block(name: str, part: ServerReport) -> list[str]:
-    host = name.partition("/")[0]
+    host, _, server = map(clean, name.partition("/"))
     lines = [] if part.exit_code == Exit.OK else ["", *_four_things(part)]
     if part.stages or part.durations:
         lines += ["", *_stage_table(part)]
@@ -109,8 +109,8 @@ def _block(name: str, part: ServerReport) -> list[str]:
     tail = [clean(line) for line in part.log_tail]
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
-    if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and host:
-        lines.append(f"  more: ./inv logs --host {clean(host)}")
+    if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
+        lines.append(f"  more: ./inv logs --host {host} --server {server}")
     return lines
 
 

@@ -15,6 +15,8 @@ from lamplighter.report.wording import clean, clean_lines, moment, number, plura
 
 Hosts = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
+_NOT_VARIABLES = ("host", "origins", "lint")
+
 
 def status_text(data: Hosts) -> str:
     """One row a server: its state, what serves and since when, and below it a run that is at work.
@@ -91,15 +93,16 @@ def verify_text(data: Hosts) -> str:
 def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
     """Each resolved variable of each host with the place that set it, then what the lint says.
 
-    ``data`` of a host: variables {dotted name: {value, origin}} and lint [{id, level, variable, message, origin}].
+    ``data`` of a host is ``Host.to_json()``: variables, nested; origins {dotted path: "file:line"}, where a path speaks
+    for all below it that have none of their own; lint [{id, level, variable, message, origin}].
     """
     text: list[str] = []
     for host, config in data.items():
         text += ["", f"{clean(host)}:"] if text else [f"{clean(host)}:"]
-        variables = config.get("variables")
+        origins = config.get("origins")
         rows = [
-            (clean(name), _value(entry), clean(entry.get("origin")) if isinstance(entry, Mapping) else "")
-            for name, entry in (variables.items() if isinstance(variables, Mapping) else ())
+            (clean(path), _value(value), _origin(path, origins if isinstance(origins, Mapping) else {}))
+            for path, value in _leaves({key: value for key, value in config.items() if key not in _NOT_VARIABLES})
         ]
         text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
         for found in _items(config.get("lint")):
@@ -107,6 +110,23 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
             told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}"
             text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
     return "\n".join(text) or "no hosts"
+
+
+def _leaves(value: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        path = f"{above}.{key}" if above else str(key)
+        if isinstance(item, Mapping) and item:
+            yield from _leaves(item, path)
+        else:
+            yield path, item
+
+
+def _origin(path: str, origins: Mapping[str, Any]) -> str:
+    while path:
+        if path in origins:
+            return clean(origins[path])
+        path = path.rpartition(".")[0]
+    return ""
 
 
 def _servers(data: Hosts) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -184,6 +204,5 @@ def _items(value: object) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []
 
 
-def _value(entry: object) -> str:
-    value = entry.get("value") if isinstance(entry, Mapping) else entry
+def _value(value: object) -> str:
     return clean(value if isinstance(value, str) else json.dumps(value, default=str), 100)

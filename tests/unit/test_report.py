@@ -111,7 +111,7 @@ def test_a_newer_run_replaces_an_older_one_and_its_repeats() -> None:
 def test_without_an_end_the_run_is_detached_where_it_was_last_seen() -> None:
     part = only(Report.fold(detached()))
     assert (part.outcome, part.exit_code, part.stage, part.phase) == ("detached", 13, "ready", "weights")
-    assert "attach --host gpu1" in part.hint
+    assert "attach --host gpu1 --server kimi" in part.hint
     assert part.serving is None
 
 
@@ -202,6 +202,8 @@ def test_host_error_goes_to_the_servers_that_have_not_ended() -> None:
 
 def test_failed_verification_degrades_a_good_deploy_but_not_a_failed_one() -> None:
     fold = fold_of(good_deploy("a"), rolled_back("b"))
+    assert (fold.outcome("a", "kimi"), fold.outcome("b", "kimi")) == ("deployed", "rolled_back")
+    assert fold.outcome("a", "other") is None
     for host in ("a", "b"):
         fold.add_degraded(host, "kimi", "1 of 4 checks failed", cause="verify", evidence="port 8000 is public")
     hosts = fold.report().hosts

@@ -178,6 +178,15 @@ def test_live_view_shows_stages_phase_bar_memory_and_last_line() -> None:
     assert lines[3] == ("  Loading safetensors 42% " + "#" * 200)[:79] + "\u2026"
 
 
+def test_live_view_shows_the_latest_stages_where_not_all_fit() -> None:
+    live = Live(Output(io.StringIO()), console(width=40), Clock())
+    for event in rolled_back():
+        live.event(event)
+    lines = drawn(live, width=40)
+    live.close(None)
+    assert lines[1] == "  start 0.2 ready FAILED rollback 320.5"
+
+
 def test_live_view_without_room_gives_each_server_a_line() -> None:
     live = Live(Output(io.StringIO()), console(height=10), Clock())
     for host in ("a", "b", "c"):
