@@ -102,7 +102,7 @@ def read(path):
 
 
 def text_of(data):
-    return data.decode("utf-8", "replace")
+    return type(u"")(data, "utf-8", "replace")  # decode() would import a codec on Python 2
 
 
 def list_of(items):
@@ -128,10 +128,8 @@ def start():
     seen = getattr(sys, "_lamplighter_sitecustomize", None)
     if seen is None:
         seen = sys._lamplighter_sitecustomize = set()
-    me = os.path.realpath(__file__)
-    if me not in seen:  # else a chained file has imported us again, to reach those behind us
-        seen.add(me)
-        apply_variables()
+    seen.add(os.path.realpath(__file__))
+    apply_variables()
     try:
         run_next(seen)
     except Exception as error:
