@@ -1,0 +1,693 @@
+"""`lamplighter.run.ssh` against real OpenSSH servers on loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable
+from lamplighter.inventory.schema import ConnectionSpec
+from lamplighter.node.events import Exit
+from lamplighter.run import ssh
+from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
+from lamplighter.run.ssh import CommandTimedOut, HostKeyChanged, HostKeyUnknown, Node, SilenceTimeout
+from tests.ssh.sshd import Sshd, free_port, make_key, missing
+
+Require = Callable[[str, "str | None"], None]
+
+
+@pytest.fixture(scope="session")
+def client_key(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("sshd", missing())
+    return make_key(tmp_path_factory.mktemp("client") / "id_client")
+
+
+@pytest.fixture(scope="session")
+def sshd(client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd") / "node", client_key, ("ed25519", "rsa"), "MaxSessions 3")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def jump(client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd") / "jump", client_key)
+    yield server
+    server.stop()
+
+
+class Desk:
+    """The operator's machine: ~/.ssh and /etc/ssh of this test alone."""
+
+    def __init__(self, home: Path) -> None:
+        self.user_ssh = home / ".ssh"
+        self.system_ssh = home / "etc"
+        self.user_ssh.mkdir(parents=True)
+        self.system_ssh.mkdir()
+        self.known_hosts = self.user_ssh / "known_hosts"
+        self.config = self.user_ssh / "config"
+
+    def node(self, spec: ConnectionSpec) -> Node:
+        return Node("gpu1", spec, user_ssh=self.user_ssh, system_ssh=self.system_ssh)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def spec(sshd: Sshd, client_key: Path) -> ConnectionSpec:
+    return ConnectionSpec(host=sshd.host, port=sshd.port, user=sshd.user, key_file=str(client_key), connect_timeout=5.0)
+
+
+@pytest.fixture
+def node(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> Iterator[Node]:
+    desk.known_hosts.write_text(sshd.known_line())
+    with desk.node(spec) as node:
+        yield node
+
+
+# -- commands
+
+
+def test_run_gives_output_and_exit_status(node: Node) -> None:
+    result = node.run("printf out; printf err >&2; exit 7", timeout=10)
+
+    assert (result.exit_status, result.stdout, result.stderr) == (7, b"out", b"err")
+
+
+def test_stdin_streams_while_the_command_answers(node: Node) -> None:
+    with node.stream("exec cat") as channel:
+        channel.write(b"first\n")
+        assert channel.read(10) == b"first\n"
+        channel.write(b"second\n")
+        assert channel.read(10) == b"second\n"
+        channel.close_write()
+        assert channel.read(10) == b""
+        assert channel.exit_status == 0
+
+
+def test_more_than_the_window_both_ways(node: Node) -> None:
+    sent = os.urandom(5 * 1024 * 1024)  # a channel's window is 2 MiB: echoing it needs reading while writing
+
+    result = node.run("exec cat", timeout=60, stdin=sent)
+
+    assert result.exit_status == 0
+    assert result.stdout == sent
+
+
+def test_a_flood_on_stderr_does_not_block_stdout(node: Node) -> None:
+    flood = "head -c 6000000 /dev/zero | tr '\\0' x >&2; echo; echo done; echo last >&2"
+
+    result = node.run(f"exec /bin/sh -c {flood!r}", timeout=60)
+
+    assert result.stdout.endswith(b"done\n")
+    assert result.stderr.endswith(b"xlast\n")
+    assert len(result.stderr) < ssh.STDERR_LIMIT + 100
+    assert b"bytes left out" in result.stderr[:40]
+
+
+def test_a_command_that_ends_before_reading_its_input(node: Node) -> None:
+    result = node.run("exec /bin/sh -c 'echo no python >&2; exit 127'", timeout=20, stdin=b"x" * 5_000_000)
+
+    assert (result.exit_status, result.stderr) == (127, b"no python\n")
+
+
+def test_a_killed_command_has_no_exit_status(node: Node) -> None:
+    assert node.run("kill -9 $$", timeout=10).exit_status is None
+    assert node.is_alive
+
+
+def test_run_ends_at_its_timeout(node: Node) -> None:
+    started = time.monotonic()
+
+    with pytest.raises(CommandTimedOut) as caught:
+        node.run("echo starting >&2; while :; do echo .; sleep 0.05; done", timeout=0.5)
+
+    assert time.monotonic() - started < 5
+    assert "starting" in str(caught.value)
+    assert caught.value.exit_code == Exit.DETACHED
+    assert node.run("echo on", timeout=10).stdout == b"on\n"
+
+
+def test_run_times_out_when_only_the_output_has_ended(node: Node) -> None:
+    with pytest.raises(CommandTimedOut):
+        node.run("exec >&- 2>&-; sleep 3", timeout=0.4)
+
+
+def test_silence_is_not_the_end(node: Node) -> None:
+    with node.stream("exec cat") as channel:
+        with pytest.raises(SilenceTimeout):
+            channel.read(0.05)
+        with pytest.raises(SilenceTimeout):
+            channel.read(0)
+        channel.write(b"late")
+        assert channel.read(10) == b"late"
+
+
+def test_no_terminal(node: Node) -> None:
+    assert node.run("tty", timeout=10).stdout == b"not a tty\n"
+
+
+def test_too_many_sessions(node: Node) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(node.stream("exec cat"))
+        with pytest.raises(Unreachable, match="refuses another session") as caught:
+            node.run("true", timeout=10)
+
+    assert "MaxSessions" in caught.value.next_step
+
+
+def test_the_session_ends_while_a_command_runs(node: Node) -> None:
+    with pytest.raises(ContactLost) as caught:
+        node.run("kill -9 $PPID; sleep 5", timeout=20)
+
+    assert "broke" in caught.value.what
+    assert not node.is_alive
+    with pytest.raises(Unreachable, match="is gone"):
+        node.stream("true")
+
+
+def test_a_stopped_session_does_not_hang_us(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "CHANNEL_TIMEOUT", 0.5)
+    session = int(node.run("echo $PPID", timeout=10).stdout)
+    os.kill(session, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="is gone") as caught:
+            node.run("true", timeout=30)
+        assert time.monotonic() - started < 10
+        assert "Timeout opening channel" in caught.value.why
+    finally:
+        os.kill(session, signal.SIGKILL)
+
+
+def test_a_node_that_runs_no_commands(
+    desk: Desk, spec: ConnectionSpec, client_key: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = Sshd(tmp_path_factory.mktemp("sshd") / "sftp", client_key, extra="MaxSessions 0")
+    try:
+        desk.known_hosts.write_text(server.known_line())
+        with desk.node(replace(spec, port=server.port)) as node, pytest.raises(Unreachable):
+            node.run("true", timeout=10)
+    finally:
+        server.stop()
+
+
+# -- host keys
+
+
+def test_an_unknown_host_key_is_refused(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+
+    shown = key_fingerprint(sshd, "ed25519")
+    error = caught.value
+    assert error.fingerprint == shown
+    assert shown in str(error)
+    assert f"ssh-keyscan -p {sshd.port} {sshd.host} >> {desk.known_hosts}" in error.next_step
+    assert error.exit_code == Exit.UNREACHABLE
+    assert not desk.known_hosts.exists()
+
+
+def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: ConnectionSpec) -> None:
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+
+    command = caught.value.next_step.partition("then run: ")[2]
+    subprocess.run(["/bin/sh", "-c", command], check=True, stderr=subprocess.DEVNULL)
+
+    with desk.node(spec) as node:
+        assert node.run("echo in", timeout=10).stdout == b"in\n"
+
+
+def test_a_changed_host_key_names_both_fingerprints_and_the_line(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec
+) -> None:
+    old = jump.known_line().split()[1:]
+    desk.known_hosts.write_text(f"# mine\n[{sshd.host}]:{sshd.port} {' '.join(old)}\n")
+
+    with pytest.raises(HostKeyChanged) as caught:
+        desk.node(spec).open()
+
+    told = str(caught.value)
+    assert key_fingerprint(sshd, "ed25519") in told
+    assert key_fingerprint(jump, "ed25519") in told
+    assert f"{desk.known_hosts}:2" in told
+    assert f"ssh-keygen -R '[{sshd.host}]:{sshd.port}'" in told
+
+
+def test_accept_new_remembers_the_key_but_not_a_changed_one(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec
+) -> None:
+    wish = replace(spec, host_key_checking="accept-new")
+    with desk.node(wish):
+        pass
+    assert desk.known_hosts.read_text() == sshd.known_line()
+    with desk.node(spec):  # strict is content now
+        pass
+
+    desk.known_hosts.write_text(f"[{sshd.host}]:{sshd.port} {jump.known_line().split(None, 1)[1]}")
+    with pytest.raises(HostKeyChanged):
+        desk.node(wish).open()
+
+
+def test_off_accepts_any_key(desk: Desk, spec: ConnectionSpec) -> None:
+    with desk.node(replace(spec, host_key_checking="off")) as node:
+        assert node.is_alive
+    assert not desk.known_hosts.exists()
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ed25519"])
+def test_a_host_with_two_keys_is_asked_for_the_known_one(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, kind: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line(kind))
+
+    with desk.node(spec) as node:
+        assert node.is_alive
+
+
+def test_known_hosts_of_the_inventory_with_hashed_and_special_lines(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, tmp_path: Path
+) -> None:
+    file = tmp_path / "team_known_hosts"
+    file.write_text(sshd.known_line())
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
+    assert file.read_text().startswith("|1|")
+    authority = f"@cert-authority *.example.org {sshd.known_line('rsa').split(None, 1)[1]}"
+    file.write_text(f"{authority}nonsense\n{file.read_text()}")
+
+    with desk.node(replace(spec, known_hosts=str(file))) as node:
+        assert node.is_alive
+
+
+def test_a_revoked_key_is_refused(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line() + f"@revoked * {sshd.known_line().split(None, 1)[1]}")
+
+    with pytest.raises(HostKeyChanged, match="is revoked") as caught:
+        desk.node(spec).open()
+
+    assert f"{desk.known_hosts}:2" in caught.value.why
+
+
+# -- keys of the user
+
+
+def test_a_wrong_user_key_says_who_and_what_was_tried(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    wrong = make_key(desk.user_ssh / "id_ed25519")
+
+    with pytest.raises(LoginFailed) as caught:
+        desk.node(replace(spec, key_file=None)).open()
+
+    assert f"{sshd.user}@{sshd.host}:{sshd.port}" in caught.value.what
+    assert str(wrong) in caught.value.why
+    assert "publickey" in caught.value.why
+    assert "authorized_keys" in caught.value.next_step
+
+
+def test_no_key_at_all(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with pytest.raises(LoginFailed, match="no key to try") as caught:
+        desk.node(replace(spec, key_file=None)).open()
+
+    assert "no ssh-agent" in caught.value.why
+
+
+def test_an_encrypted_key_without_an_agent(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    locked = make_key(desk.user_ssh / "locked", passphrase="sesame")
+
+    with pytest.raises(LoginFailed, match="encrypted") as caught:
+        desk.node(replace(spec, key_file=str(locked))).open()
+
+    assert f"ssh-add {locked}" in caught.value.next_step
+
+
+@pytest.mark.parametrize("content", [None, "no key\n", "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
+def test_a_key_file_that_is_not_usable(desk: Desk, sshd: Sshd, spec: ConnectionSpec, content: str | None) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    file = desk.user_ssh / "broken"
+    if content is not None:
+        file.write_text(content)
+
+    with pytest.raises(LoginFailed) as caught:
+        desk.node(replace(spec, key_file=str(file))).open()
+
+    assert f"{file} {'does not exist' if content is None else 'is not a usable private key'}" in caught.value.why
+
+
+def test_a_key_file_that_is_a_directory_is_named(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with pytest.raises(LoginFailed, match=r"Is a directory"):
+        desk.node(replace(spec, key_file=str(desk.user_ssh))).open()
+
+
+@pytest.fixture
+def agent(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    # A short path: a socket's name holds 107 bytes.
+    directory = Path(subprocess.run(["mktemp", "-d"], check=True, capture_output=True, text=True).stdout.strip())
+    address = directory / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(address.exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+        address.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_key_in_the_agent_logs_in(desk: Desk, sshd: Sshd, spec: ConnectionSpec, client_key: Path) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    add_to_agent(make_key(desk.user_ssh / "other"))
+    add_to_agent(client_key)
+
+    with desk.node(replace(spec, key_file=None)) as node:
+        assert node.is_alive
+
+    desk.config.write_text(f"Host *\n  IdentitiesOnly yes\n  IdentityFile {desk.user_ssh}/other\n")
+    with pytest.raises(LoginFailed, match="other"):
+        desk.node(replace(spec, key_file=None)).open()
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_named_key_comes_before_an_agent_full_of_others(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    for number in range(8):  # MaxAuthTries is 6
+        add_to_agent(make_key(desk.user_ssh / f"other{number}"))
+
+    with desk.node(spec) as node:
+        assert node.is_alive
+    with pytest.raises(LoginFailed, match="Too many authentication failures"):
+        desk.node(replace(spec, key_file=None)).open()
+
+
+# -- hosts that do not answer
+
+
+def test_nobody_listens(desk: Desk, spec: ConnectionSpec) -> None:
+    port = free_port()
+
+    with pytest.raises(Unreachable, match=f"nobody listens on 127.0.0.1:{port}") as caught:
+        desk.node(replace(spec, port=port)).open()
+
+    assert caught.value.exit_code == Exit.UNREACHABLE
+    assert "nothing was touched" in caught.value.serving
+
+
+def test_an_sshd_that_is_just_restarting(desk: Desk, spec: ConnectionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = [ConnectionRefusedError(111, "Connection refused")]
+    really = ssh._try_addresses
+
+    def first_refused(*args: object) -> socket.socket:
+        if refusals:
+            raise refusals.pop()
+        return really(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ssh, "_try_addresses", first_refused)
+    with desk.node(replace(spec, host_key_checking="off")) as node:
+        assert node.is_alive
+
+
+def test_a_name_that_does_not_resolve(desk: Desk, spec: ConnectionSpec) -> None:
+    with pytest.raises(Unreachable, match=r"gpu1\.invalid does not resolve"):
+        desk.node(replace(spec, host="gpu1.invalid")).open()
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (None, "does not speak SSH in time"),
+        (b"", "hung up during the handshake"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not an SSH server"),
+        (b"SSH-2.0-Silent\r\n", "does not speak SSH in time"),
+    ],
+)
+def test_a_port_that_speaks_no_ssh(desk: Desk, spec: ConnectionSpec, says: bytes | None, told: str) -> None:
+    with listener(says) as port:
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match=told):
+            desk.node(replace(spec, port=port, connect_timeout=0.5)).open()
+        assert time.monotonic() - started < 5
+
+
+def test_a_host_that_swallows_packets(desk: Desk, spec: ConnectionSpec) -> None:
+    with full_listener() as port, pytest.raises(Unreachable, match="does not answer"):
+        desk.node(replace(spec, port=port, connect_timeout=0.3)).open()
+
+
+def test_nothing_of_paramiko_reaches_the_user(
+    desk: Desk, spec: ConnectionSpec, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with listener(b"HTTP/1.1 400\r\n") as port, pytest.raises(Unreachable):
+        desk.node(replace(spec, port=port)).open()
+
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_the_socket_is_tuned(node: Node) -> None:
+    sock = node._hops[0].transport.sock
+
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+
+
+# -- ssh_config
+
+
+def test_ssh_config_with_include_names_the_host(desk: Desk, sshd: Sshd, client_key: Path) -> None:
+    (desk.user_ssh / "conf.d").mkdir()
+    (desk.user_ssh / "conf.d" / "gpu").write_text(
+        f"Host gpu-a gpu-b\n  HostName {sshd.host}\n  Port {sshd.port}\n  User {sshd.user}\n"
+        f"  IdentityFile {client_key}\n  UserKnownHostsFile {desk.user_ssh}/lab_known\n"
+    )
+    desk.config.write_text("Include conf.d/*\nHost *\n  ServerAliveInterval 5\n")
+    (desk.user_ssh / "lab_known").write_text(sshd.known_line())
+
+    with desk.node(ConnectionSpec(host="gpu-a")) as node:
+        assert node.run("echo in", timeout=10).stdout == b"in\n"
+
+
+def test_the_inventory_wins_over_ssh_config(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    desk.config.write_text("Host *\n  User nobody-there\n  Port 1\n  StrictHostKeyChecking no\n")
+
+    with desk.node(spec) as node:
+        assert node.is_alive
+    desk.known_hosts.unlink()
+    with pytest.raises(HostKeyUnknown):
+        desk.node(spec).open()
+
+
+def test_host_key_alias(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.config.write_text("Host *\n  HostKeyAlias rack7\n")
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+    assert f"echo 'rack7 ssh-ed25519 {sshd.known_line().split()[2]}'" in caught.value.next_step
+    desk.known_hosts.write_text("rack7 " + sshd.known_line().split(None, 1)[1])
+
+    with desk.node(spec) as node:
+        assert node.is_alive
+
+
+def test_proxy_command(desk: Desk, sshd: Sshd, spec: ConnectionSpec, tmp_path: Path) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536): s.sendall(data)\n"
+        "    s.shutdown(1)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536): os.write(1, data)\n"
+    )
+    desk.config.write_text(f"Host *\n  Port 1\n  ProxyCommand python3 {relay} %h %p\n")
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with desk.node(spec) as node:
+        assert node.run("echo in", timeout=10).stdout == b"in\n"
+
+
+def test_a_proxy_command_that_fails(desk: Desk, spec: ConnectionSpec) -> None:
+    desk.config.write_text("Host *\n  ProxyCommand /bin/sh -c 'echo no route to %h >&2; exit 3'\n")
+
+    with pytest.raises(Unreachable, match="ended with exit status 3") as caught:
+        desk.node(spec).open()
+
+    assert caught.value.why == f"no route to {spec.host}"
+
+
+# -- jump hosts
+
+
+@pytest.fixture
+def through(desk: Desk, jump: Sshd, client_key: Path) -> Callable[..., None]:
+    def write(proxy_jump: str = "bastion") -> None:
+        desk.config.write_text(
+            f"Host bastion bastion2\n  HostName {jump.host}\n  Port {jump.port}\n  IdentityFile {client_key}\n"
+            f"Host {jump.host}\n  ProxyJump {proxy_jump}\n"
+        )
+
+    return write
+
+
+@pytest.mark.parametrize("chain", ["bastion", "bastion,bastion2"])
+def test_jump_with_known_keys_on_every_hop(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, through: Callable[..., None], *, chain: str
+) -> None:
+    through(chain)
+    desk.known_hosts.write_text(sshd.known_line() + jump.known_line())
+
+    with desk.node(spec) as node:
+        assert node.run("echo in", timeout=10).stdout == b"in\n"
+        assert len(node._hops) == 1 + len(chain.split(","))
+        assert node._hops[0].transport.getpeername() == (jump.host, jump.port)
+
+
+def test_an_unknown_jump_host_is_refused(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, through: Callable[..., None]
+) -> None:
+    through()
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+
+    assert caught.value.fingerprint == key_fingerprint(jump, "ed25519")
+
+
+def test_an_unknown_target_behind_a_known_jump_host_is_refused(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, through: Callable[..., None]
+) -> None:
+    through()
+    desk.known_hosts.write_text(jump.known_line())
+
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+
+    assert caught.value.fingerprint == key_fingerprint(sshd, "ed25519")
+    assert sshd.known_line().strip() in caught.value.next_step  # ssh-keyscan does not reach it
+
+
+def test_a_jump_host_that_cannot_reach_the_target_says_why(
+    desk: Desk, jump: Sshd, spec: ConnectionSpec, through: Callable[..., None]
+) -> None:
+    through()
+    desk.known_hosts.write_text(jump.known_line())
+
+    with pytest.raises(Unreachable, match=r"the jump host .* cannot connect") as caught:
+        desk.node(replace(spec, port=free_port())).open()
+
+    assert "refused" in caught.value.why
+
+
+def test_a_host_that_is_named_as_its_own_jump_is_reached_directly(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.config.write_text(f"Host *\n  ProxyJump {sshd.host}\n")
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with desk.node(spec) as node:
+        assert len(node._hops) == 1
+
+
+# -- become
+
+
+def test_wrap_survives_quotes_on_its_way_through_the_login_shell(desk: Desk, node: Node, spec: ConnectionSpec) -> None:
+    # Without sudo at hand the words that would follow it are run instead.
+    wrapped = desk.node(replace(spec, become=True)).wrap("exec /bin/sh -c 'echo \"a  b\"; id -u'")
+
+    assert wrapped.startswith("exec sudo -n -H /bin/sh -c ")
+    result = node.run(wrapped.replace("sudo -n -H ", ""), timeout=10)
+    assert result.stdout.splitlines()[0] == b"a  b"
+
+
+def test_refused_commands_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_channel: object, _command: str) -> None:
+        raise ssh.SSHException("Channel closed.")
+
+    monkeypatch.setattr("paramiko.Channel.exec_command", closed)
+    with pytest.raises(NodeRefused, match="runs no commands"):
+        node.stream("true")
+
+
+# -- what the tests need
+
+
+def key_fingerprint(server: Sshd, kind: str) -> str:
+    (key,) = parse_known_hosts(server.known_line(kind), Path("-"))
+    return fingerprint(key.blob)
+
+
+def add_to_agent(file: Path) -> None:
+    subprocess.run(["ssh-add", "-q", str(file)], check=True, capture_output=True)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def listener(says: bytes | None) -> Iterator[int]:
+    """A port that says ``says`` to everybody and hangs up after it; it keeps the line open where it ends in silence."""
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                if says:
+                    client.sendall(says)
+                if says == b"":
+                    client.close()
+                else:
+                    held.append(client)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield int(server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+            for client in held:
+                client.close()
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[int]:
+    """A port whose queue is full, so that the kernel drops every further SYN."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        yield int(server.getsockname()[1])

@@ -1,0 +1,106 @@
+"""The pure parts of `lamplighter.run.ssh`: places, become, refusals of sudo, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lamplighter.errors import LoginFailed, NodeRefused, UsageError
+from lamplighter.inventory.schema import ConnectionSpec
+from lamplighter.node.events import Exit
+from lamplighter.run.ssh import Node, Place, become_words, parse_place, sudo_refusal
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("gpu1", Place("gpu1")),
+        ("ada@gpu1", Place("gpu1", "ada")),
+        ("ada@gpu1:2222", Place("gpu1", "ada", 2222)),
+        ("ssh://ada@gpu1:2222/", Place("gpu1", "ada", 2222)),
+        ("ada@corp@gpu1", Place("gpu1", "ada@corp")),
+        ("::1", Place("::1")),
+        ("fe80::1%eth0", Place("fe80::1%eth0")),
+        ("[::1]:2222", Place("::1", None, 2222)),
+        ("ada@[::1]", Place("::1", "ada")),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["gpu1:ssh", "gpu1:0", "[::1]:99999"])
+def test_a_place_without_a_usable_port(text: str) -> None:
+    with pytest.raises(UsageError, match="no usable port"):
+        parse_place(text)
+
+
+def test_become_never_asks_and_takes_roots_home() -> None:
+    assert become_words(["id", "-u"]) == ["sudo", "-n", "-H", "id", "-u"]
+
+
+def test_wrap_quotes_the_command_once() -> None:
+    command = "exec /bin/sh -c 'echo \"$HOME\"'"
+
+    assert Node("gpu1", ConnectionSpec(host="gpu1")).wrap(command) == command
+    wrapped = Node("gpu1", ConnectionSpec(host="gpu1", become=True)).wrap(command)
+    assert wrapped.startswith("exec sudo -n -H /bin/sh -c ")
+    assert not set("\n!\\") & set(wrapped)  # csh and fish would read them
+    shown = subprocess.run(
+        ["/bin/sh", "-c", wrapped.replace("exec sudo -n -H /bin/sh -c", "printf %s")], capture_output=True, check=True
+    )
+    assert shown.stdout.decode() == command
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status", "kind", "advice"),
+    [
+        ("sudo: a password is required", 1, LoginFailed, "ada ALL=(root) NOPASSWD: ALL"),
+        ("sudo: a terminal is required to read the password", 1, LoginFailed, "NOPASSWD"),
+        ("sudo: interactive authentication is required", 1, LoginFailed, "NOPASSWD"),  # sudo-rs
+        ("sudo: Ein Passwort ist notwendig", 1, LoginFailed, "NOPASSWD"),
+        ("Sorry, user ada is not allowed to execute '/bin/sh' as root on gpu1.", 1, LoginFailed, "NOPASSWD"),
+        ("sudo: sorry, you must have a tty to run sudo", 1, NodeRefused, "Defaults:ada !requiretty"),
+        ("sh: 1: exec: sudo: not found", 127, NodeRefused, "leave out become"),
+        ('sudo: The "no new privileges" flag is set, which prevents sudo', 1, NodeRefused, "container"),
+    ],
+)
+def test_refusals_of_sudo(stderr: str, status: int, kind: type[Exception], advice: str) -> None:
+    error = sudo_refusal("ada", f"Welcome to gpu1\n{stderr}\n".encode(), status)
+
+    assert type(error) is kind
+    assert error is not None
+    assert advice in error.next_step
+    assert error.why == stderr
+    assert error.exit_code == (Exit.UNREACHABLE if kind is LoginFailed else Exit.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status"),
+    [("", 1), ("python3: not found", 127), ("sudo: a password is required", 0), ("sudo: unable to resolve host", 3)],
+)
+def test_what_is_not_sudos_fault(stderr: str, status: int) -> None:
+    assert sudo_refusal("ada", stderr.encode(), status) is None
+
+
+def test_nobody_else_imports_fabric_or_paramiko() -> None:
+    guilty = [
+        str(file.relative_to(PROJECT))
+        for file in [*PROJECT.glob("lamplighter/**/*.py"), *PROJECT.glob("tasks.py")]
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(("import fabric", "from fabric", "import paramiko", "from paramiko"))
+    ]
+
+    assert set(guilty) == {"lamplighter/run/ssh.py"}
+
+
+def test_errors_and_known_hosts_do_not_load_fabric() -> None:
+    script = "import sys, lamplighter.errors, lamplighter.run.known_hosts, lamplighter.run.ssh_config\n"
+    script += "sys.exit('fabric' in sys.modules or 'paramiko' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], cwd=PROJECT, check=False).returncode == 0
