@@ -87,7 +87,7 @@ def leave_record():
     temporary = os.path.join(directory, ".tmp-%d" % os.getpid())
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 384)  # rw for the owner
     try:
-        os.write(fd, record.encode("ascii"))
+        os.write(fd, record if str is bytes else record.encode("ascii"))  # as above
     finally:
         os.close(fd)
     os.rename(temporary, os.path.join(directory, "%d.json" % os.getpid()))
@@ -102,7 +102,7 @@ def read(path):
 
 
 def text_of(data):
-    return type(u"")(data, "utf-8", "replace")  # decode() would import a codec on Python 2
+    return type(u"")(data, "utf-8", "replace")  # decode() imports a codec on Python 2
 
 
 def list_of(items):
