@@ -64,7 +64,8 @@ PROGRESS = "progress"
 WARNING = "warning"
 FAILURE = "failure"
 END = "end"
-BEAT = "beat"  # from the relay alone, never in a journal
+BEAT = "beat"  # these two come from the relay alone and are in no journal
+BYE = "bye"  # the conversation is over; without it the wire broke
 LOG = "log"  # a piece of a server's log, from `logs`
 RESULT = "result"  # the answer of a reading verb
 

@@ -1,0 +1,104 @@
+"""Files that survive a crash: whoever reads one, at whatever moment, sees the old content or the new, never half.
+
+Each write is temp + fsync + rename + fsync of the directory. A leftover temp file begins with ``TEMP_PREFIX`` and is
+swept by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from typing import Any, Union
+
+TEMP_PREFIX = ".tmp-"
+
+
+def write_file(path: str, content: Union[str, bytes], mode: int = 0o600) -> None:
+    """Replace ``path`` with ``content`` at once and durably. Raises OSError; the old content is then still there."""
+    directory, name = os.path.split(path)
+    temp = os.path.join(directory, f"{TEMP_PREFIX}{name}.{os.getpid()}")
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(temp, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
+    sync_directory(directory)
+
+
+def write_json(path: str, value: Any) -> None:
+    """Replace ``path`` with ``value`` as JSON, at once and durably, readable by its owner alone."""
+    write_file(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def point(link: str, target: str) -> None:
+    """Make the symbolic link ``link`` point to ``target`` at once and durably."""
+    directory, name = os.path.split(link)
+    temp = os.path.join(directory, f"{TEMP_PREFIX}{name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temp)
+    os.symlink(target, temp)
+    os.rename(temp, link)
+    sync_directory(directory)
+
+
+def make_directory(path: str) -> None:
+    """Make ``path`` and its parents, private to their owner, durably."""
+    if os.path.isdir(path):
+        return
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    sync_directory(os.path.dirname(path))
+
+
+def place_directory(fresh: str, target: str) -> None:
+    """Put the complete directory ``fresh`` at ``target`` at once; one already there is moved aside and removed."""
+    parent = os.path.dirname(target)
+    if os.path.lexists(target):
+        aside = os.path.join(parent, f"{TEMP_PREFIX}{os.path.basename(target)}.{os.getpid()}.old")
+        os.rename(target, aside)
+        os.rename(fresh, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(fresh, target)
+    sync_directory(parent)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory: first out of sight by a rename, so that a crash leaves no half of it under its name."""
+    aside = os.path.join(os.path.dirname(path), f"{TEMP_PREFIX}{os.path.basename(path)}.{os.getpid()}.gone")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep_temporaries(directory: str) -> None:
+    """Remove what a killed run left half-written in ``directory``. Only under the lock that guards its writers."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if name.startswith(TEMP_PREFIX):
+                path = os.path.join(directory, name)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+
+
+def sync_directory(path: str) -> None:
+    """Make renames in ``path`` durable."""
+    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

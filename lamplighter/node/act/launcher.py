@@ -1,0 +1,190 @@
+"""Starting a server so that it lives on by itself, and knowing how it ended.
+
+The detached launcher puts a small supervisor between us and the server: in its own session, sub-reaper of everything
+below, it writes down who the server is *before* the server's first instruction runs, and how it ended 1 ms after. If
+the supervisor is killed, the server lives on and only its exit status is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, NoReturn, Optional
+
+from lamplighter.node import relay
+from lamplighter.node.act import files
+from lamplighter.node.layout import LaunchFiles, read_json
+from lamplighter.node.observe import processes
+
+PR_SET_CHILD_SUBREAPER = 36
+BEGIN_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A started server: its main process (leader of its own session) and its supervisor."""
+
+    main: processes.Identity
+    supervisor: processes.Identity
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitStatus:
+    """How a server's main process ended: ``code``, or ``signal`` when one killed it; both None if nobody saw it."""
+
+    code: Optional[int]
+    signal: Optional[int]
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"killed by {signal.Signals(self.signal).name}"
+        return "exit status unknown" if self.code is None else f"exit status {self.code}"
+
+
+class LaunchFailed(Exception):
+    """The launcher itself could not start anything; the text says why."""
+
+
+def launch_detached(command: list[str], directory: str, launch: LaunchFiles, runner: str, unit: str) -> Launched:
+    """Start ``command`` in ``directory``, output to ``launch.log``; return once its identity is on disk.
+
+    Touches: a new session (and systemd scope ``unit`` as root under systemd), ``launch.process``, ``launch.log``.
+    """
+    order = {
+        "command": command,
+        "directory": directory,
+        "log": launch.log,
+        "process": launch.process,
+        "exit": launch.exit,
+    }
+    supervisor = subprocess.Popen(
+        [*relay.scope(unit), sys.executable, "-I", "-S", runner, "supervise"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env=bare_environment(),
+        start_new_session=True,
+    )
+    if supervisor.stdin:
+        supervisor.stdin.write(json.dumps(order).encode())
+        supervisor.stdin.close()
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while True:
+        launched = read_launched(launch)
+        if launched is not None:
+            return launched
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            words = supervisor.stderr.read(4000).decode("utf-8", "replace").strip() if supervisor.stderr else ""
+            raise LaunchFailed(words or f"the supervisor ended with status {supervisor.poll()}")
+        time.sleep(0.01)
+
+
+def bare_environment() -> dict[str, str]:
+    """Return the environment that every launch starts from, whoever asks for it and however he logged in."""
+    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ") if name in os.environ}
+    return {**keep, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def read_launched(launch: LaunchFiles) -> Optional[Launched]:
+    """Return who was launched, from ``launch.process``; None when nothing (complete) is written there."""
+    record = read_json(launch.process)
+    if record is None:
+        return None
+    return Launched(
+        processes.Identity(record["boot_id"], record["pid"], record["start"]),
+        processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"]),
+    )
+
+
+def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
+    """Return how the main process ended; None while it has not, or within ``wait`` seconds nobody has written it."""
+    deadline = time.monotonic() + wait
+    while True:
+        record = read_json(launch.exit)
+        if record is not None:
+            return ExitStatus(record["code"], record["signal"])
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.005)
+
+
+def supervise() -> NoReturn:
+    """Run one order from stdin: start, record, wait, record, reap until no descendant is left."""
+    order = json.load(sys.stdin)
+    _detach()
+    gate, opener = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_server(order, gate, opener)
+    os.close(gate)
+    _record(order, pid)
+    os.write(opener, b"go")
+    os.close(opener)
+    while True:
+        try:
+            gone, status = os.wait()
+        except ChildProcessError:
+            os._exit(0)
+        if gone == pid:
+            _record_exit(order, status)
+
+
+def _detach() -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    # Orphans of the server come to us instead of to PID 1: so they stay findable as its descendants, and get reaped.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _become_server(order: dict[str, Any], gate: int, opener: int) -> NoReturn:
+    try:
+        os.close(opener)
+        os.setsid()
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored in the server
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.umask(0o022)
+        os.chdir(order["directory"])
+        if os.read(gate, 2) == b"go":  # else the supervisor died before it had written down who we are
+            os.execv(  # noqa: S606 - the point is that no shell is between
+                order["command"][0], order["command"]
+            )
+    except OSError as error:
+        os.write(2, f"{order['command'][0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+    os._exit(127)
+
+
+def _record(order: dict[str, Any], pid: int) -> None:
+    main, supervisor = processes.read_process(pid), processes.read_process(os.getpid())
+    if main is None or supervisor is None:
+        raise SystemExit("cannot read /proc")
+    files.write_json(
+        order["process"],
+        {
+            "boot_id": main.identity.boot_id,
+            "pid": pid,
+            "start": main.start,
+            "supervisor_pid": supervisor.pid,
+            "supervisor_start": supervisor.start,
+            "command": order["command"],
+            "t": time.time(),
+        },
+    )
+
+
+def _record_exit(order: dict[str, Any], status: int) -> None:
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    files.write_json(order["exit"], {"code": code, "signal": number, "t": time.time()})

@@ -1,0 +1,120 @@
+"""Locks that heal themselves: flock, held by the life of the worker.
+
+Nothing has to be cleaned up after a crash or a reboot, and a lock file is never unlinked (a waiter may hold the old
+one open). Python's descriptors are close-on-exec, so neither the server nor any tool inherits a lock. GPU and port
+locks lie in ``/run/lock/lamplighter``, which all users of the node share; a server's lock lies in its own home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from typing import Any, Optional
+
+#: Shared by all users of the node, mode 1777 like /run/lock itself; the second serves where /run/lock is root's alone.
+SHARED_DIRECTORIES = ("/run/lock/lamplighter", "/tmp/lamplighter.lock")  # noqa: S108
+
+
+class Locked(Exception):
+    """Somebody else holds the lock: ``what`` it guards, ``holder`` as its worker wrote it down (may be empty)."""
+
+    def __init__(self, what: str, holder: dict[str, Any]) -> None:
+        super().__init__(what)
+        self.what = what
+        self.holder = holder
+
+
+class Lock:
+    """One exclusive lock; ``note`` tells others who holds it and how far it is."""
+
+    def __init__(self, what: str, fd: int) -> None:
+        self.what = what
+        self._fd = fd
+
+    def note(self, holder: dict[str, Any]) -> None:
+        """Write down who holds the lock. Best effort: a full disk must not end a run."""
+        data = json.dumps(holder).encode()
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, data, 0)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def shared_path(name: str) -> str:
+    """Return the path of a lock that all users of the node share; makes its directory. Raises OSError."""
+    trouble: Optional[OSError] = None
+    for directory in SHARED_DIRECTORIES:
+        try:
+            os.mkdir(directory)
+            os.chmod(directory, 0o1777)  # noqa: S103 - every user of the node locks here
+        except FileExistsError:
+            pass
+        except OSError as error:
+            trouble = error
+            continue
+        return os.path.join(directory, name)
+    raise trouble or OSError(errno.ENOENT, "no directory for locks")
+
+
+def acquire(what: str, path: str, wait: float = 0.0) -> Lock:
+    """Take the lock at ``path`` within ``wait`` seconds, or raise Locked with its holder. Raises OSError too."""
+    fd = _open(path)
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(fd)
+                raise
+        else:
+            return Lock(what, fd)
+        if time.monotonic() >= deadline:
+            holder = _read_holder(fd)
+            os.close(fd)
+            raise Locked(what, holder)
+        time.sleep(0.05)
+
+
+def holder_of(path: str) -> Optional[dict[str, Any]]:
+    """Return what the holder of the lock at ``path`` wrote down; None when nobody holds it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _read_holder(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _open(path: str) -> int:
+    # Without O_CREAT first: fs.protected_regular refuses O_CREAT on another user's file in a sticky directory.
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(fd, 0o666)
+            return fd
+    raise OSError(errno.EAGAIN, "lock file comes and goes", path)
+
+
+def _read_holder(fd: int) -> dict[str, Any]:
+    try:
+        value = json.loads(os.pread(fd, 65536, 0))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,98 @@
+"""Ending processes by proven identity: TERM, a grace period, KILL, and a plain word about what would not die.
+
+Nothing is ever signalled by name, by bare pid or through a shell. Each signal goes through a pidfd after start time and
+uid were read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import time
+from typing import Callable, Iterable
+
+from lamplighter.node.observe import processes
+from lamplighter.node.observe.processes import Handle, Identity, Process
+
+#: After KILL a process may need time to give back pinned host memory; measured up to tens of seconds.
+KILL_SECONDS = 30.0
+POLL_SECONDS = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Manner:
+    """How a kind of server wants to be ended: the first signal, to whom, and seconds until KILL.
+
+    ``to_all`` false sends it to the roots alone (those whose parent is not among them), for servers that end their own
+    workers in order.
+    """
+
+    signal: int
+    to_all: bool
+    grace: float
+
+
+class Ending:
+    """The processes to be ended. Once claimed, a process stays claimed until it is dead, whatever it lets go of."""
+
+    def __init__(self, find: Callable[[], Iterable[Process]]) -> None:
+        self._find = find
+        self._claimed: dict[Identity, Process] = {}
+
+    def living(self) -> list[Process]:
+        """Look again: those claimed before and those found now, as far as they are alive."""
+        for process in self._find():
+            self._claimed.setdefault(process.identity, process)
+        return [process for process in self._claimed.values() if processes.is_alive(process.identity)]
+
+
+def stop(find: Callable[[], Iterable[Process]], manner: Manner, tell: Callable[[str], None]) -> list[Process]:
+    """End every process that ``find`` returns, also those that appear meanwhile; return those that would not die."""
+    ending = Ending(find)
+    signalled: set[Identity] = set()
+    deadline = time.monotonic() + manner.grace
+    while time.monotonic() < deadline:
+        living = ending.living()
+        if not living:
+            return []
+        pids = {process.pid for process in living}
+        for process in living:
+            if process.identity not in signalled and (manner.to_all or process.ppid not in pids):
+                signalled.add(process.identity)
+                send(process.identity, manner.signal)
+        time.sleep(POLL_SECONDS)
+    living = ending.living()
+    if living:
+        names = ", ".join(f"{process.pid} ({process.title})" for process in living)
+        tell(f"alive {manner.grace:.0f} s after {signal.Signals(manner.signal).name}: {names}; sending KILL")
+    return _kill(ending)
+
+
+def _kill(ending: Ending) -> list[Process]:
+    deadline = time.monotonic() + KILL_SECONDS
+    while True:
+        living = ending.living()
+        if not living or time.monotonic() >= deadline:
+            return living
+        for process in living:
+            send(process.identity, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+
+
+def send(identity: Identity, number: int) -> None:
+    """Send a signal to a process that is proven to be the one meant; a process that is gone is passed over."""
+    with contextlib.suppress(OSError):  # EPERM too: the next look tells that it is still alive
+        handle = Handle.open(identity)
+        if handle is not None:
+            with handle:
+                handle.signal(number)
+
+
+def describe_survivors(survivors: Iterable[Process]) -> str:
+    """Say which processes would not die, and why the kernel keeps them."""
+    parts = []
+    for process in survivors:
+        reason = processes.why_unkillable(process)
+        parts.append(f"pid {process.pid} ({process.title})" + (f": {reason}" if reason else ""))
+    return "; ".join(parts)

@@ -1,0 +1,97 @@
+"""A run's journal: append-only JSON lines, numbered; written first, relayed second.
+
+The journal must never end a run: on a full disk a ballast file is deleted to make room, and if that does not help the
+event is lost but its number is not used again. A line begins on a fresh line after any failed write, and readers skip a
+torn one. Measured: an event costs 9 microseconds, with fdatasync 0.3 ms; so only stage borders are synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, Iterator
+
+from lamplighter.node import events
+
+BALLAST_BYTES = 16384
+
+
+class Journal:
+    """Writes the events of one run. ``common`` fields (host, server, run) go into every event."""
+
+    def __init__(self, path: str, ballast: str, common: events.Event) -> None:
+        self._path = path
+        self._ballast = ballast
+        self._common = common
+        self._seq = 0
+        self._torn = False
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError), open(ballast, "wb") as file:
+            file.write(b"\0" * BALLAST_BYTES)
+
+    def write(self, event: events.Event) -> events.Event:
+        """Append ``event``, numbered and stamped; return it as written. Never raises OSError."""
+        self._seq += 1
+        stamped = {
+            **event,
+            **self._common,
+            "seq": self._seq,
+            "t": round(time.time(), 3),
+            "mono": round(time.monotonic(), 3),
+        }
+        line = json.dumps(stamped, separators=(",", ":")).encode() + b"\n"
+        if not self._append(line):
+            with contextlib.suppress(OSError):
+                os.unlink(self._ballast)
+            self._append(line)
+        if event["event"] in (events.STAGE_START, events.STAGE_END, events.FAILURE, events.END):
+            with contextlib.suppress(OSError):
+                os.fdatasync(self._fd)
+        return stamped
+
+    def close(self) -> None:
+        """Close the file and give the ballast back."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._ballast)
+        os.close(self._fd)
+
+    def _append(self, line: bytes) -> bool:
+        data = b"\n" + line if self._torn else line
+        try:
+            written = os.write(self._fd, data)
+        except OSError:
+            return False
+        self._torn = written != len(data)
+        return not self._torn
+
+
+class Reader:
+    """Follows a journal: each call of ``new`` returns the complete events that were appended since the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yield events not yet seen; lines that are no events (torn ones) are passed over."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    yield event
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """Return all events of the journal at ``path``; none when it is missing."""
+    return list(Reader(path).new())

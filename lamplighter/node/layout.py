@@ -1,0 +1,205 @@
+"""Where everything lies on the node; the one place that joins path names.
+
+::
+
+    <root>/bin/<digest>/                the runner, unpacked
+    <root>/servers/<name>/
+      releases/<digest12>/              release.json launch.sh env plan.json pysite/ verdict.json
+      current -> releases/<digest12>    the last release that became ready
+      runs/<run-id>/                    events.jsonl server.log process.json exit.json envproof/
+      server.json                       what serves, or served last
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from typing import Any, Iterator, Optional
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory: its journal, and the log and process records of the server that it started."""
+
+    path: str
+
+    @property
+    def run_id(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def journal(self) -> str:
+        return os.path.join(self.path, "events.jsonl")
+
+    @property
+    def ballast(self) -> str:
+        return os.path.join(self.path, "ballast")
+
+    @property
+    def worker(self) -> str:
+        return os.path.join(self.path, "worker.json")
+
+    @property
+    def worker_errors(self) -> str:
+        return os.path.join(self.path, "worker.err")
+
+    @property
+    def records(self) -> str:
+        return os.path.join(self.path, "envproof")
+
+    def launch(self, attempt: str) -> LaunchFiles:
+        """Return the files of one launch within the run: ``new``, or ``old`` for the roll back."""
+        return LaunchFiles(self.path, attempt)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchFiles:
+    """What one launch of a server leaves: its log, who its processes are, how it ended."""
+
+    directory: str
+    attempt: str
+
+    def _file(self, stem: str, suffix: str) -> str:
+        name = stem if self.attempt == "new" else f"{stem}.{self.attempt}"
+        return os.path.join(self.directory, name + suffix)
+
+    @property
+    def log(self) -> str:
+        return self._file("server", ".log")
+
+    @property
+    def process(self) -> str:
+        return self._file("process", ".json")
+
+    @property
+    def exit(self) -> str:
+        return self._file("exit", ".json")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseDirectory:
+    """One release as it lies on the node."""
+
+    path: str
+
+    @property
+    def digest(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def launch_script(self) -> str:
+        return os.path.join(self.path, "launch.sh")
+
+    @property
+    def env(self) -> str:
+        return os.path.join(self.path, "env")
+
+    @property
+    def plan(self) -> str:
+        return os.path.join(self.path, "plan.json")
+
+    @property
+    def verdict(self) -> str:
+        return os.path.join(self.path, "verdict.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerHome:
+    """``<root>/servers/<name>``: all that the node remembers of one server."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def lock(self) -> str:
+        return os.path.join(self.path, "lock")
+
+    @property
+    def record(self) -> str:
+        return os.path.join(self.path, "server.json")
+
+    @property
+    def baseline(self) -> str:
+        return os.path.join(self.path, "..", "..", "gpu-baseline.json")
+
+    @property
+    def current(self) -> str:
+        return os.path.join(self.path, "current")
+
+    @property
+    def releases(self) -> str:
+        return os.path.join(self.path, "releases")
+
+    @property
+    def runs(self) -> str:
+        return os.path.join(self.path, "runs")
+
+    def release(self, digest: str) -> ReleaseDirectory:
+        return ReleaseDirectory(os.path.join(self.releases, digest))
+
+    def current_release(self) -> Optional[ReleaseDirectory]:
+        """Return the release that became ready last, None when there is none (yet, or its directory is gone)."""
+        try:
+            release = self.release(os.path.basename(os.readlink(self.current)))
+        except OSError:
+            return None
+        return release if os.path.exists(release.plan) else None
+
+    def all_releases(self) -> list[ReleaseDirectory]:
+        """Return all complete releases."""
+        return [release for release in map(self.release, _names(self.releases)) if os.path.exists(release.plan)]
+
+    def run(self, run_id: str) -> RunDirectory:
+        return RunDirectory(os.path.join(self.runs, run_id))
+
+    def all_runs(self) -> list[RunDirectory]:
+        """Return all runs, oldest first: run ids begin with their time."""
+        return [self.run(name) for name in sorted(_names(self.runs)) if RUN_ID.match(name)]
+
+    def launches(self) -> Iterator[LaunchFiles]:
+        """Yield every launch that left a process record, newest run first."""
+        for run in reversed(self.all_runs()):
+            for attempt in ("old", "new"):
+                launch = run.launch(attempt)
+                if os.path.exists(launch.process):
+                    yield launch
+
+
+RUN_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{6}$")
+SERVER_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,39}$")
+
+
+def server_home(root: str, name: str) -> ServerHome:
+    """Return the home of server ``name``; a name that could leave the directory raises ValueError."""
+    if not SERVER_NAME.match(name):
+        raise ValueError(f"not a server name: {name!r}")
+    return ServerHome(os.path.join(root, "servers", name))
+
+
+def all_servers(root: str) -> list[ServerHome]:
+    """Return the homes of all servers that the node knows."""
+    return [
+        server_home(root, name) for name in sorted(_names(os.path.join(root, "servers"))) if SERVER_NAME.match(name)
+    ]
+
+
+def read_json(path: str) -> Optional[dict[str, Any]]:
+    """Return the JSON object in ``path``; None when the file is missing or does not hold one."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

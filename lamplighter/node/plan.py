@@ -1,0 +1,68 @@
+"""What a request says about one server, and where a run keeps its state: the typed view of the request's JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Union
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeouts:
+    """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start."""
+
+    stop: float
+    free: float
+    ready: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One server as the inventory wants it. ``gpus``: "all", indexes or UUIDs; empty means that it uses none."""
+
+    name: str
+    engine: str
+    engine_version: Optional[str]
+    model: str
+    served_name: str
+    host: str
+    port: int
+    gpus: Union[str, tuple[Union[int, str], ...]]
+    python: str
+    argv: tuple[str, ...]
+    env: dict[str, dict[str, str]]
+    launcher: str
+    stale_policy: str
+    stale_kill: tuple[str, ...]
+    timeouts: Timeouts
+    keep_releases: int
+    gpus_unified: str
+    allow: tuple[str, ...]
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Plan:
+        """Read ``request["server"]``. Raises KeyError or ValueError on a request of another protocol."""
+        timeouts = data["timeouts"]
+        return cls(
+            name=data["name"],
+            engine=data["engine"],
+            engine_version=data["engine_version"],
+            model=data["model"],
+            served_name=data["served_name"],
+            host=data["host"],
+            port=int(data["port"]),
+            gpus=data["gpus"] if isinstance(data["gpus"], str) else tuple(data["gpus"]),
+            python=data["python"],
+            argv=tuple(data["argv"]),
+            env=data["env"],
+            launcher=data["launcher"],
+            stale_policy=data["stale"]["policy"],
+            stale_kill=tuple(data["stale"]["kill"]),
+            timeouts=Timeouts(float(timeouts["stop"]), float(timeouts["free"]), float(timeouts["ready"])),
+            keep_releases=int(data["keep_releases"]),
+            gpus_unified=data["gpus_unified"],
+            allow=tuple(data["allow"]),
+        )
+
+    @property
+    def uses_gpus(self) -> bool:
+        return self.gpus == "all" or bool(self.gpus)

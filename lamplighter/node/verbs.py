@@ -1,0 +1,144 @@
+"""What a request may ask for: the verbs that run in a worker, and those that only read."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Optional
+
+from lamplighter.node import deploy, events, preflight, relay
+from lamplighter.node.act import lock
+from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
+from lamplighter.node.observe import ports, processes
+from lamplighter.node.plan import Plan
+from lamplighter.node.worker import Run
+
+#: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
+RUNS: dict[str, Callable[[Run], None]] = {
+    "deploy": deploy.deploy,
+    "rollback": deploy.roll_back_to,
+    "start": deploy.start,
+    "stop": deploy.stop_server,
+}
+
+
+def status(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Tell for every server the node knows, and the ones asked for, what serves and which run is in progress."""
+    asked = request.get("servers") or []
+    homes = {home.name: home for home in all_servers(root)}
+    for name in asked:
+        homes.setdefault(name, server_home(root, name))
+    return {"root": root, "servers": [_status_of(homes[name]) for name in sorted(homes) if not asked or name in asked]}
+
+
+def _status_of(home: ServerHome) -> dict[str, Any]:
+    record = read_json(home.record)
+    found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
+    if record is not None:
+        found.update({name: record.get(name) for name in ("release", "pid", "port", "model", "since")})
+        identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
+        if not processes.is_alive(identity):
+            found["state"] = "stopped"
+            found["message"] = _why_gone(record, identity)
+        elif not record.get("ready"):
+            found["state"], found["message"] = "starting", "its process is alive and has not been ready yet"
+        elif not ports.listeners(record["port"]):
+            found["state"], found["message"] = "unknown", f"its process is alive, port {record['port']} has no listener"
+        elif not preflight.is_answering(record["host"], record["port"]):
+            found["state"], found["message"] = "unknown", f"port {record['port']} accepts and does not answer"
+        else:
+            found["state"], found["message"] = "serving", ""
+    found["run"] = _run_in_progress(home)
+    return found
+
+
+def _why_gone(record: dict[str, Any], identity: processes.Identity) -> str:
+    if identity.boot_id != processes.boot_id():
+        return "the node has been rebooted since"
+    directory = os.path.dirname(record["log"])
+    attempt = "old" if os.path.basename(record["log"]) == "server.old.log" else "new"
+    ending = read_json(RunDirectory(directory).launch(attempt).exit)
+    if ending is None:
+        return "its process is gone"
+    return f"its process ended with {'signal' if ending['signal'] else 'status'} {ending['signal'] or ending['code']}"
+
+
+def _run_in_progress(home: ServerHome) -> Optional[dict[str, Any]]:
+    holder = lock.holder_of(home.lock)
+    if holder is None:
+        return None
+    return {
+        "id": holder.get("run"),
+        "verb": holder.get("verb"),
+        "by": holder.get("by"),
+        "stage": holder.get("stage"),
+        "since": holder.get("since"),
+    }
+
+
+def check(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
+    plan = Plan.load(request["server"])
+    home = server_home(root, plan.name)
+    found = preflight.examine(plan, request["engine"], home, preflight.resolve_gpus(plan))
+    return {
+        "findings": [vars(finding) for finding in found.findings],
+        "would_stop": [
+            {
+                "pid": claim.process.pid,
+                "user": processes.user_name(claim.process.uid),
+                "title": claim.process.title,
+                "why": f"{claim.kind}: {claim.why}",
+                "action": "stop" if claim.may_be_stopped else "leave",
+            }
+            for claim in found.claims
+        ],
+    }
+
+
+def logs(request: dict[str, Any], root: str) -> None:
+    """Send the last lines of the log of what serves (or served last), and what it gains when asked to follow."""
+    home = server_home(root, request["servers"][0])
+    record = read_json(home.record)
+    if record is None:
+        relay.send({"event": events.LOG, "server": home.name, "text": "", "missing": True})
+        return
+    path = record["log"]
+    try:
+        with open(path, "rb") as file:
+            _send_tail(file, home.name, int(request.get("lines") or 100))
+            while request.get("follow"):
+                data = file.read(65536)
+                if data:
+                    _send_text(home.name, data)
+                else:
+                    relay.send({"event": events.BEAT})
+                    time.sleep(0.25)
+    except OSError as error:
+        relay.send(
+            {"event": events.LOG, "server": home.name, "text": "", "missing": True, "path": path, "why": error.strerror}
+        )
+
+
+def _send_tail(file: Any, name: str, lines: int) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - lines * 400))
+    data = file.read()
+    _send_text(name, b"\n".join(data.split(b"\n")[-lines - 1 :]))
+
+
+def _send_text(name: str, data: bytes) -> None:
+    relay.send({"event": events.LOG, "server": name, "text": data.decode("utf-8", "replace")})
+
+
+def attach(request: dict[str, Any], root: str) -> None:
+    """Show a run from its first event (or from ``after``), and follow it if it is still going on."""
+    home = server_home(root, request["servers"][0])
+    wanted = request.get("to")
+    runs = [run for run in home.all_runs() if not wanted or run.run_id == wanted]
+    runs = [run for run in runs if os.path.exists(run.journal)]
+    if not runs:
+        relay.send({"event": events.RESULT, "error": f"no run {wanted or ''} of server {home.name} on this node"})
+        relay.send({"event": events.BYE})
+        return
+    relay.follow(runs[-1], after=int(request.get("after") or 0))

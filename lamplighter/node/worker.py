@@ -1,0 +1,187 @@
+"""The detached process that does the work of one run and writes its journal; it outlives whoever asked for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import traceback
+from typing import Any, Callable, Iterator, Optional
+
+from lamplighter.node import events, journal
+from lamplighter.node.act import files, lock
+from lamplighter.node.events import Exit
+from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome
+from lamplighter.node.observe import processes
+from lamplighter.node.plan import Plan
+
+
+class StageFailure(Exception):
+    """A stage failed: what, why and what to do next, and the exit code if nothing serves afterwards."""
+
+    def __init__(
+        self,
+        exit_code: Exit,
+        message: str,
+        *,
+        cause: Optional[str] = None,
+        evidence: str = "",
+        hint: str = "",
+        **fields: Any,
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.message = message
+        self.cause = cause
+        self.evidence = evidence
+        self.hint = hint
+        self.fields = fields
+        self.stage = ""
+
+
+class Run:
+    """The state of one run: what was asked for, what has been found out, and the journal that tells of it."""
+
+    def __init__(self, request: dict[str, Any], home: ServerHome, directory: RunDirectory, runner: str) -> None:
+        self.request = request
+        self.home = home
+        self.directory = directory
+        self.runner = runner
+        self.plan = Plan.load(request["server"])
+        self.engine: dict[str, Any] = request["engine"]
+        self.release: Optional[ReleaseDirectory] = None
+        self.journal = journal.Journal(
+            directory.journal,
+            directory.ballast,
+            {"host": request["host"], "server": self.plan.name, "run": directory.run_id},
+        )
+        self.locks: list[lock.Lock] = []
+        self.uuids: tuple[str, ...] = ()
+        self.launch: Optional[LaunchFiles] = None
+        self.durations: dict[str, float] = {}
+        self.ready_seconds: Optional[float] = None
+        self.old_answered_at: Optional[float] = None
+        self.new_answered_at: Optional[float] = None
+        self.failure: Optional[StageFailure] = None
+        self._stage = ""
+
+    def emit(self, event: events.Event) -> None:
+        self.journal.write({"stage": self._stage, **event})
+
+    def progress(self, message: str, **fields: Any) -> None:
+        self.emit(events.progress(self._stage, message, **fields))
+
+    def warn(self, message: str, hint: str = "") -> None:
+        self.emit(events.warning(self._stage, message, hint))
+
+    def perform(self, name: str, action: Callable[[Run], Optional[str]]) -> None:
+        """Run one stage between its start and end events. ``action`` returns why it had nothing to do, or None.
+
+        Raises StageFailure, already journalled; an unforeseen exception becomes one with exit code 1.
+        """
+        self._stage = name
+        self.note_holder(name)
+        self.emit(events.stage_started(name))
+        began = time.monotonic()
+        try:
+            skipped = action(self)
+        except StageFailure as failure:
+            self._fail(name, began, failure)
+            raise
+        except Exception as error:
+            defect = StageFailure(
+                Exit.INTERNAL,
+                f"unforeseen {type(error).__name__} in stage {name}: {error}",
+                cause="internal",
+                evidence=traceback.format_exc().strip().splitlines()[-1],
+                hint="this is a defect of lamplighter: report it with the log_tail of this event",
+                log_tail=traceback.format_exc().splitlines()[-12:],
+            )
+            self._fail(name, began, defect)
+            raise defect from error
+        self.durations[name] = round(time.monotonic() - began, 3)
+        self.emit(events.stage_ended(name, True, self.durations[name], skipped=skipped))
+
+    def _fail(self, name: str, began: float, failure: StageFailure) -> None:
+        failure.stage = name
+        self.durations[name] = round(time.monotonic() - began, 3)
+        self.emit(
+            events.failure(
+                name,
+                failure.message,
+                cause=failure.cause,
+                evidence=failure.evidence,
+                hint=failure.hint,
+                **failure.fields,
+            )
+        )
+        self.emit(events.stage_ended(name, False, self.durations[name], message=failure.message))
+
+    def note_holder(self, stage: str) -> None:
+        """Write into every lock that we hold who we are and how far."""
+        for held in self.locks:
+            held.note({**holder(self.request, self.directory.run_id), "stage": stage})
+
+    def end(self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]]) -> None:
+        """Write the end event; the run's locks go with the process."""
+        failure = self.failure
+        downtime = None
+        if self.old_answered_at is not None and self.new_answered_at is not None:
+            downtime = round(self.new_answered_at - self.old_answered_at, 3)
+        self.emit(
+            events.ended(
+                outcome,
+                exit_code,
+                message,
+                stage=failure.stage if failure else None,
+                phase=failure.fields.get("phase") if failure else None,
+                cause=failure.cause if failure else None,
+                evidence=failure.evidence if failure else None,
+                hint=failure.hint if failure else "",
+                release=self.release.digest if self.release else None,
+                durations=self.durations,
+                ready_seconds=self.ready_seconds,
+                downtime_seconds=downtime,
+                serving=serving,
+            )
+        )
+
+
+def holder(request: dict[str, Any], run_id: str) -> dict[str, Any]:
+    """Say who holds a lock, for the message that others get."""
+    return {
+        "run": run_id,
+        "verb": request["verb"],
+        "by": request["by"],
+        "server": request["server"]["name"],
+        "pid": os.getpid(),
+        "since": round(float(request["started"]), 3),
+    }
+
+
+def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str, Callable[[Run], None]]) -> None:
+    """Do the work of ``request`` in this process and journal it to its end event, whatever happens."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    directory = home.run(request["run"])
+    run = Run(request, home, directory, runner)
+    me = processes.read_process(os.getpid())
+    if me is not None:
+        identity = me.identity
+        files.write_json(directory.worker, {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start})
+    release = request.get("release") or {}
+    run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))
+    with _last_words(run):
+        verbs[request["verb"]](run)
+    run.journal.close()
+
+
+@contextlib.contextmanager
+def _last_words(run: Run) -> Iterator[None]:
+    """Turn a defect outside every stage into an end event, so that nobody waits for one that never comes."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        run.end("failed", Exit.INTERNAL, f"unforeseen {type(error).__name__}: {error}", None)

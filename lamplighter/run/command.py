@@ -1,0 +1,299 @@
+"""From flags to exit code: what every task has in common.
+
+A task chooses hosts and servers, does one thing to each, and ends with a report and an exit code. Hosts come one after
+another. Errors are told at the place where they belong (host, server or the command itself), and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from invoke.context import Context
+from invoke.exceptions import Exit as Leave
+
+from lamplighter.errors import ContactLost, LamplighterError, UsageError
+from lamplighter.inventory import Host, Inventory, Server, load_inventory
+from lamplighter.node import events
+from lamplighter.node.events import Event, Exit
+from lamplighter.report import Fold, Reporter, config_text, reporter_for
+from lamplighter.run.deploy import HostSession, open_session
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or TERM arrived; ``exit_code`` is what it means while nothing has been touched."""
+
+    def __init__(self, exit_code: Exit) -> None:
+        super().__init__(exit_code.name.lower())
+        self.exit_code = exit_code
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is true for the whole command: where the inventory is, whether a traceback is wanted, how to speak."""
+
+    inventory: Path
+    debug: bool = False
+    as_json: bool = False
+
+
+def settings_from(context: Context, *, as_json: bool = False) -> Settings:
+    """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY. Refuses Invoke's ``--dry``."""
+    if context.config.run.dry:
+        _exit_with(UsageError("--dry is refused", why="it would fake every command", next_step="use `check`"), False)
+    ours = context.config.lamplighter
+    path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
+    return Settings(
+        PROJECT / Path(path).expanduser() if path == "inventory" else Path(path).expanduser(), bool(ours.debug), as_json
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One server on one host, chosen by the command's flags."""
+
+    host: Host
+    server: Server
+
+
+def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> list[tuple[Host, list[Server]]]:
+    """Resolve ``--host`` patterns and ``--server`` to hosts and their servers. Raises UsageError or InventoryError."""
+    if not patterns:
+        raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
+    inventory: Inventory = load_inventory(settings.inventory, PROJECT / "roles")
+    chosen = []
+    for host in inventory.resolve(inventory.select(patterns)):
+        servers = [one for one in host.servers.values() if server in (None, one.name)]
+        if servers:
+            chosen.append((_through_lab(host), servers))
+    if not chosen:
+        wanted = f"server {server!r}" if server else "a server"
+        raise UsageError(
+            f"no host of {', '.join(patterns)} has {wanted}", next_step="`./inv config --host H` shows them"
+        )
+    return chosen
+
+
+def _through_lab(host: Host) -> Host:
+    """Bring up the GPU node in a box that a host with ``lab: NAME`` stands for, and point the host to it."""
+    if host.lab is None:
+        return host
+    from lab import node
+
+    endpoint = node.ensure_up(host.lab, PROJECT / ".lab")
+    connection = dataclasses.replace(
+        host.connection,
+        host=endpoint.host,
+        port=endpoint.port,
+        user=endpoint.user,
+        key_file=str(endpoint.key_file),
+        known_hosts=str(endpoint.known_hosts),
+    )
+    return dataclasses.replace(host, connection=connection)
+
+
+def act(
+    settings: Settings,
+    patterns: Sequence[str],
+    server: str | None,
+    deed: Callable[[HostSession, Server, Callable[[Event], None]], None],
+    afterwards: Callable[[HostSession, Server, Fold], None] | None = None,
+) -> NoReturn:
+    """Do ``deed`` to every chosen server and leave with the exit code of the report.
+
+    ``afterwards`` runs for each server that the deed left in service (verification); it may only make it degraded.
+    """
+    fold = Fold()
+    reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
+    begun: list[str] = []
+
+    def listen(event: Event) -> None:
+        if event["event"] == events.RUN:
+            begun.append(event["run"])
+        fold.add(event)
+        reporter.event(event)
+
+    try:
+        with _signals():
+            for host, servers in choose(settings, patterns, server):
+                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
+    except Interrupted as interrupted:
+        if not begun:
+            reporter.close(None)
+            raise Leave(code=interrupted.exit_code) from interrupted
+        print("detached: the node goes on by itself", file=sys.stderr)
+    except LamplighterError as error:
+        fold.add_error(None, None, error)
+        reporter.error(None, None, error)
+    except Exception as error:
+        _tell_defect(settings, None, error, fold, reporter)
+    report = fold.report()
+    reporter.close(report)
+    raise Leave(code=report.exit_code)
+
+
+def _act_on_host(
+    settings: Settings,
+    host: Host,
+    servers: Iterable[Server],
+    deed: Callable[[HostSession, Server, Callable[[Event], None]], None],
+    afterwards: Callable[[HostSession, Server, Fold], None] | None,
+    fold: Fold,
+    reporter: Reporter,
+    listen: Callable[[Event], None],
+) -> None:
+    try:
+        with open_session(host, PROJECT) as session:
+            for server in servers:
+                try:
+                    deed(session, server, listen)
+                    if afterwards is not None:
+                        afterwards(session, server, fold)
+                except LamplighterError as error:
+                    fold.add_error(host.name, server.name, error)
+                    reporter.error(host.name, server.name, error)
+                    if isinstance(error, ContactLost):
+                        break
+    except LamplighterError as error:
+        fold.add_error(host.name, None, error)
+        reporter.error(host.name, None, error)
+    except Exception as error:
+        _tell_defect(settings, host.name, error, fold, reporter)
+
+
+def _tell_defect(settings: Settings, host: str | None, error: Exception, fold: Fold, reporter: Reporter) -> None:
+    if settings.debug:
+        traceback.print_exc()
+    defect = LamplighterError(
+        f"unforeseen {type(error).__name__}: {error}",
+        why="this is a defect of lamplighter",
+        next_step="report it; LAMPLIGHTER_DEBUG=1 shows where it happened",
+    )
+    fold.add_error(host, None, defect)
+    reporter.error(host, None, defect)
+
+
+def read(
+    settings: Settings,
+    patterns: Sequence[str],
+    server: str | None,
+    word: str,
+    question: Callable[[HostSession, list[Server]], Mapping[str, Mapping[str, Any]]],
+    text: Callable[[Mapping[str, Mapping[str, Mapping[str, Any]]]], str],
+    judge: Callable[[Mapping[str, Any]], Exit] = lambda _: Exit.OK,
+) -> NoReturn:
+    """Ask every chosen host one thing, print the answers as a table or as one JSON line, and leave with the worst code.
+
+    ``judge`` gives the exit code that one server's answer means.
+    """
+    answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    errors: dict[str, LamplighterError] = {}
+    try:
+        with _signals():
+            for host, servers in choose(settings, patterns, server):
+                try:
+                    with open_session(host, PROJECT) as session:
+                        answers[host.name] = question(session, servers)
+                except LamplighterError as error:
+                    errors[host.name] = error
+    except Interrupted as interrupted:
+        raise Leave(code=interrupted.exit_code) from interrupted
+    except LamplighterError as error:
+        _exit_with(error, settings.as_json)
+    if settings.as_json:
+        hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
+        hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
+        print(json.dumps({word: {"hosts": hosts}}))
+    elif answers:
+        print(text(answers))
+    for told in errors.values():
+        print(told, file=sys.stderr)
+    codes = {judge(found) for servers in answers.values() for found in servers.values()}
+    codes |= {failed.exit_code for failed in errors.values()}
+    raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
+
+
+def judge_findings(answer: Mapping[str, Any]) -> Exit:
+    """Return what the findings of a ``check`` would make of a deploy."""
+    return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
+
+
+def print_logs(settings: Settings, patterns: Sequence[str], server: str | None, lines: int, follow: bool) -> None:
+    """Print the log of one server."""
+    with guarded(settings):
+        targets = [(host, one) for host, servers in choose(settings, patterns, server) for one in servers]
+        if len(targets) != 1:
+            names = ", ".join(f"{host.name}/{one.name}" for host, one in targets)
+            raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
+        host, one = targets[0]
+        with open_session(host, PROJECT) as session:
+            session.logs(one, _print_piece, lines, follow)
+
+
+def _print_piece(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `logs --follow | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Leave(code=Exit.OK) from None
+
+
+def print_config(settings: Settings, patterns: Sequence[str]) -> None:
+    """Print what the inventory says of each host, with the origin of every value."""
+    with guarded(settings):
+        if not patterns:
+            raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
+        inventory = load_inventory(settings.inventory, PROJECT / "roles")
+        found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
+        if settings.as_json:
+            for host in found.values():
+                print(json.dumps(host))
+        else:
+            print(config_text(found))
+
+
+@contextlib.contextmanager
+def guarded(settings: Settings) -> Iterator[None]:
+    """Turn errors of a task that prints by itself into a message and an exit code."""
+    try:
+        with _signals():
+            yield
+    except Interrupted as interrupted:
+        raise Leave(code=interrupted.exit_code) from interrupted
+    except LamplighterError as error:
+        _exit_with(error, settings.as_json)
+
+
+def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
+    if as_json:
+        print(json.dumps({"error": str(error), "exit_code": int(error.exit_code)}))
+    print(error, file=sys.stderr)
+    raise Leave(code=error.exit_code)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Make Ctrl-C and TERM one exception, raised once: a second one ends the process as usual."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Interrupted(Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

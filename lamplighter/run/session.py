@@ -1,0 +1,152 @@
+"""One conversation with a node: stream the program and the request over one exec, read events until ``bye``.
+
+Measured: four round trips from exec to first event when the node has the program cached. The command is one line
+without ``!``, a backslash, an inner ``'`` or a leading assignment, so that it means the same to bash, dash, fish, csh
+and tcsh. All output before the marker line (banners, noise of rc files) is kept aside. Only ``bye`` ends a
+conversation: an exit status of -1, or the end of the stream, may be the death of sshd or of the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lamplighter.errors import ContactLost, LamplighterError, NodeRefused
+from lamplighter.node import events
+from lamplighter.node.events import Event
+from lamplighter.run.runner import boot_source, pack
+from lamplighter.run.ssh import Channel, Node, SilenceTimeout, sudo_refusal
+
+MARKER_SECONDS = 20.0
+PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")
+
+
+def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Event:
+    """Send ``request`` to ``node`` and hand each line to ``on_event``, heartbeats too; return the ``bye``.
+
+    Raises NodeRefused before anything was done there, ContactLost once the node may be at work.
+    """
+    if not PYTHON_PATH.match(python):
+        raise NodeRefused(
+            f"ansible_python_interpreter is {python!r}",
+            why="every login shell must read it alike, so it may hold letters, digits and _ . / + - alone",
+            next_step="make a symbolic link with a plain name and give that",
+        )
+    nonce = secrets.token_hex(8)
+    runner = pack()
+    boot = boot_source(nonce)
+    sudo = "sudo -n -H " if node.spec.become else ""
+    command = (
+        f"""exec /bin/sh -c 'exec {sudo}{python} -I -S -c "import sys;exec(sys.stdin.buffer.read({len(boot)}))"'"""
+    )
+    body = json.dumps({**request, "runner": runner.digest}).encode()
+    channel = node.stream(command)
+    try:
+        channel.write(boot + _frame(body))
+        lines = _Lines(channel)
+        if _await_marker(node, lines, nonce) == "need":
+            channel.write(_frame(runner.data))
+        return _read_events(node, lines, on_event)
+    finally:
+        channel.close()
+
+
+def _frame(data: bytes) -> bytes:
+    return b"%d\n" % len(data) + data
+
+
+class _Lines:
+    """Cuts what the channel yields into lines, and knows how long it has been silent."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._rest = b""
+        self._ready: list[bytes] = []
+
+    def next(self, timeout: float) -> bytes | None:
+        """Return the next line, or None at the end of the stream. Raises SilenceTimeout after ``timeout`` seconds."""
+        while not self._ready:
+            data = self.channel.read(timeout)
+            if not data:
+                return None
+            *self._ready, self._rest = (self._rest + data).split(b"\n")
+        return self._ready.pop(0)
+
+
+def _await_marker(node: Node, lines: _Lines, nonce: str) -> str:
+    prefix = f"@@lamplighter {nonce} ".encode()
+    deadline = time.monotonic() + MARKER_SECONDS
+    noise: list[str] = []
+    while True:
+        try:
+            line = lines.next(max(0.1, deadline - time.monotonic()))
+        except SilenceTimeout as error:
+            raise NodeRefused(
+                f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
+                why=_quote_noise(noise) or "the login shell printed nothing; an rc file that reads stdin does this",
+                next_step=f"look at what `ssh {node.name} true` does",
+            ) from error
+        if line is None:
+            raise _no_marker(node, lines.channel, noise)
+        if line.startswith(prefix):
+            word, _, detail = line[len(prefix) :].decode("utf-8", "replace").partition(" ")
+            if word in ("have", "need"):
+                return word
+            raise _refusal(node, word, detail.strip())
+        noise.append(line.decode("utf-8", "replace"))
+
+
+def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
+    if word == "python":
+        return NodeRefused(
+            f"{node.name} has Python {detail}; the node side needs 3.9 or newer",
+            next_step="name a newer one with the host variable ansible_python_interpreter",
+        )
+    return NodeRefused(
+        f"{node.name} refused our root directory", why=detail, next_step="mend it, or set the host variable root"
+    )
+
+
+def _no_marker(node: Node, channel: Channel, noise: list[str]) -> LamplighterError:
+    stderr = channel.read_stderr().decode("utf-8", "replace").strip()
+    if node.spec.become:
+        refusal = sudo_refusal(node.spec.user or "", stderr.encode(), channel.exit_status)
+        if refusal is not None:
+            return refusal
+    why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise)) if part)
+    return NodeRefused(
+        f"{node.name}: python3 could not be started (exit status {channel.exit_status})",
+        why=why or "the login shell ended without a word",
+        next_step="install python3 >= 3.9 there, or name one with the host variable ansible_python_interpreter",
+    )
+
+
+def _quote_noise(noise: list[str]) -> str:
+    text = " | ".join(line for line in noise if line.strip())[-300:]
+    return f"the login shell printed: {text}" if text else ""
+
+
+def _read_events(node: Node, lines: _Lines, on_event: Callable[[Event], None]) -> Event:
+    while True:
+        try:
+            line = lines.next(events.SILENCE_SECONDS)
+        except SilenceTimeout as error:
+            raise ContactLost(
+                f"{node.name} has been silent for {events.SILENCE_SECONDS:.0f} s",
+                why="the wire is cut or the node hangs",
+            ) from error
+        if line is None:
+            raise lines.channel.lost()
+        if not line:
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a line of ours never looks like this: somebody else wrote to the channel
+        if event["event"] == events.BYE:
+            return dict(event)
+        on_event(event)

@@ -1,0 +1,224 @@
+"""The user interface: `./inv --list` shows the tasks, `./inv --help TASK` one of them.
+
+Each task is flags -> library -> report -> exit code. Imports are made inside tasks, so that `--list`
+and shell completion need none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+PROJECT = Path(__file__).resolve().parent
+
+HELP = {
+    "host": "host, group or pattern of the inventory; may be repeated",
+    "server": "only this server of the host (default: all)",
+    "json": "JSON on stdout, one object a line, the report last; human text on stderr",
+    "wait": "seconds to wait for a lock that somebody else holds",
+}
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def deploy(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+    """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
+    from lamplighter.run import command, verify
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.run("deploy", one, listen, wait=wait),
+        lambda session, one, fold: verify.afterwards(session, one, settings, fold),
+    )
+
+
+@task(
+    auto_shortflags=False, iterable=["host"], help={**HELP, "to": "release digest (default: the last other good one)"}
+)
+def rollback(
+    c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: int = 0
+) -> None:
+    """Replace the server by an earlier release that is on the node already."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(
+        settings, host, server, lambda session, one, listen: session.run("rollback", one, listen, to=to, wait=wait)
+    )
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+    """Stop the server and see its GPU memory freed; `start` brings the same release back."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(settings, host, server, lambda session, one, listen: session.run("stop", one, listen, wait=wait))
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+    """Start the current release where nothing is serving."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=wait))
+
+
+@task(auto_shortflags=False, iterable=["host"], help={**HELP, "run": "id of the run (default: the last one)"})
+def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
+    """Show a run from its first event, and follow it while it goes on. Reads only."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
+    from lamplighter.report import check_text
+    from lamplighter.run import command
+
+    command.read(
+        command.settings_from(c, as_json=json),
+        host,
+        server,
+        "check",
+        lambda session, servers: {one.name: session.check(one) for one in servers},
+        check_text,
+        command.judge_findings,
+    )
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def status(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """Show what serves and since when, and a run in progress with its stage. Reads only."""
+    from lamplighter.report import status_text
+    from lamplighter.run import command
+
+    command.read(
+        command.settings_from(c, as_json=json),
+        host,
+        server,
+        "status",
+        lambda session, servers: session.statuses([one.name for one in servers]),
+        status_text,
+    )
+
+
+@task(auto_shortflags=False, iterable=["host"], help={**HELP, "only": "pytest -k expression: run only these checks"})
+def verify(c: Context, host: list[str], server: str | None = None, only: str = "", json: bool = False) -> None:
+    """Run the testinfra checks of the node's roles against each server. Reads only; exit 8 when one fails."""
+    from lamplighter.report import verify_text
+    from lamplighter.run import command
+    from lamplighter.run.verify import judge_checks
+    from lamplighter.run.verify import verify as run_checks
+
+    settings = command.settings_from(c, as_json=json)
+    command.read(
+        settings,
+        host,
+        server,
+        "verify",
+        lambda session, servers: {one.name: run_checks(session, one, settings.inventory, only) for one in servers},
+        verify_text,
+        judge_checks,
+    )
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={**HELP, "lines": "how many of the last lines", "follow": "go on as the log grows, until Ctrl-C"},
+)
+def logs(c: Context, host: list[str], server: str | None = None, lines: int = 100, follow: bool = False) -> None:
+    """Print the server's log as the node keeps it. Reads only."""
+    from lamplighter.run import command
+
+    command.print_logs(command.settings_from(c), host, server, lines, follow)
+
+
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def config(c: Context, host: list[str], json: bool = False) -> None:
+    """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
+    from lamplighter.run import command
+
+    command.print_config(command.settings_from(c, as_json=json), host)
+
+
+@task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
+def up(c: Context, name: str = "demo") -> None:
+    """Start the GPU node in a box, if it is not up, and say how to log in."""
+    from lab import node
+    from lamplighter.run import command
+
+    with command.guarded(command.settings_from(c)):
+        end = node.ensure_up(name, PROJECT / ".lab")
+        options = f"-o UserKnownHostsFile='{end.known_hosts}' -i '{end.key_file}'"
+        print(f"{name} is up: ssh -p {end.port} {options} {end.user}@{end.host}")
+
+
+@task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
+def down(c: Context, name: str = "demo") -> None:
+    """Stop the GPU node in a box and every process on it."""
+    from lab import node
+    from lamplighter.run import command
+
+    with command.guarded(command.settings_from(c)):
+        print(f"{name} is down" if node.down(name, PROJECT / ".lab") else f"{name} was not up")
+
+
+@task(auto_shortflags=False, help={"args": "arguments for pytest, as one word: --args '-k gpus -x'"})
+def test(c: Context, args: str = "") -> None:
+    """Run the tests; levels that cannot run here are skipped with the reason."""
+    import shlex
+
+    _tool("pytest", *shlex.split(args))
+
+
+@task(auto_shortflags=False)
+def lint(c: Context) -> None:
+    """Check style: ruff over the Python, shellcheck over the shell scripts."""
+    _tool("ruff", "check", ".")
+    _tool("ruff", "format", "--check", ".")
+    _command("shellcheck", "inv", ".ci/run")
+
+
+@task(auto_shortflags=False)
+def types(c: Context) -> None:
+    """Check types: mypy, strict."""
+    _tool("mypy")
+
+
+@task(lint, types, test, auto_shortflags=False, name="check")
+def check_all(c: Context) -> None:
+    """Lint, types and tests: what must be green before a commit lands."""
+
+
+def _tool(module: str, *words: str) -> None:
+    _command(sys.executable, "-m", module, *words)
+
+
+def _command(*words: str) -> None:
+    try:
+        status = subprocess.run(words, cwd=PROJECT, check=False).returncode
+    except FileNotFoundError:
+        print(f"{words[0]} is not installed; apt-get install {words[0]}", file=sys.stderr)
+        raise Exit(code=1) from None
+    if status:
+        raise Exit(code=status if 0 < status < 128 else 1)
+
+
+ns = Collection(deploy, rollback, stop, start, attach, check, status, verify, logs, config, test)
+ns.add_collection(Collection("lab", up, down))
+ns.add_collection(Collection("dev", test, lint, types, check_all))
+ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})
