@@ -257,6 +257,7 @@ def prove(run: Run) -> Optional[str]:
         expected,
         deadline=30.0,
         secret_names=tuple(run.request.get("secrets") or ()),
+        environ=launcher.bare_environment(),
     )
     if not proof.ok:
         raise StageFailure(

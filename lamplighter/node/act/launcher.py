@@ -87,9 +87,12 @@ def launch_detached(command: list[str], directory: str, launch: LaunchFiles, run
 
 
 def bare_environment() -> dict[str, str]:
-    """Return the environment that every launch starts from, whoever asks for it and however he logged in."""
-    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ") if name in os.environ}
-    return {**keep, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    """Return the environment that every launch starts from: little, and the same for whoever asks.
+
+    PATH is that of a command over SSH; the launch script puts the server's own directories in front, or behind it.
+    """
+    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ", "PATH") if name in os.environ}
+    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **keep, "LANG": "C.UTF-8"}
 
 
 def read_launched(launch: LaunchFiles) -> Optional[Launched]:

@@ -370,7 +370,7 @@ class Verdict:
         return sum(mib for mib in used if mib is not None) if used and None not in used else None
 
 
-def judge(  # noqa: PLR0917 (the inputs of the rule, in the order in which it names them)
+def judge(
     sample: Sample,
     expected: Sequence[str],
     baseline: Mapping[str, Optional[int]],

@@ -60,7 +60,7 @@ class Reply:
             raise HttpFailed(f"the answer is not JSON: {self.text[:200]!r}", NOT_HTTP) from error
 
 
-def request(  # noqa: PLR0917 (in the order in which a request is written down)
+def request(
     method: str,
     host: str,
     port: int,
@@ -271,7 +271,7 @@ def identity_matches(engine: Mapping[str, Any], server: Mapping[str, Any], reply
     return ModelMatch(False, wanted, found, f"serves {', '.join(found) or 'no model'}, not {' or '.join(wanted)}")
 
 
-def generate(  # noqa: PLR0917 (in the order of a sentence: this engine, there, this model, so long)
+def generate(
     engine: Mapping[str, Any],
     host: str,
     port: int,

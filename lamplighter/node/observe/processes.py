@@ -306,7 +306,7 @@ def open_files(pid: int) -> Optional[Dict[int, str]]:
     for name in names:
         try:
             found[int(name)] = os.readlink(f"{directory}/{name}")
-        except (FileNotFoundError, ProcessLookupError):  # noqa: PERF203 (closed meanwhile; the others still count)
+        except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError:
             return None
