@@ -130,7 +130,7 @@ class Inventory:
     def select(self, patterns: Sequence[str]) -> list[str]:
         """The hosts that patterns name, as Ansible reads them.
 
-        ``all``, groups, globs, ``a:b``, ``a,b``, ``!x``, ``&x``, ``~regex``, and ``group[0]`` or ``group[0:2]`` by index.
+        ``all``, groups, globs, ``a:b``, ``a,b``, ``!x``, ``&x``, ``~regex``; ``group[0]``, ``group[0:2]`` by index.
         Several patterns count as one joined by commas. Raises UsageError when a name in them is unknown (Ansible skips
         it, and ``all:!gpu1`` with a typing error would deploy to gpu1) or when nothing is left.
         """

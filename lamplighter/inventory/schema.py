@@ -26,8 +26,9 @@ from pydantic import (
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_mean, plain
 
-# Keys that look reasonable and are not taken, with what to write instead.
+# Keys that look reasonable and are not taken, with what to do instead.
 _INSTEAD = {
+    **dict.fromkeys(("hooks", "notify", "bench", "variants", "checks", "nodes"), "this version does not offer it"),
     "api_key": "put the key under `secrets`, or pass the engine's flag under `args`",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
@@ -64,7 +65,7 @@ def _version(value: object) -> str:
 def _whole(low: int, high: int) -> BeforeValidator:
     def check(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _Unfit(f"must be a whole number from {low} to {high}, in plain decimal digits")
+            raise _Unfit(f"must be a whole number from {low} to {high}, in plain digits")
         return value
 
     return BeforeValidator(check)
@@ -97,6 +98,18 @@ def _gpus(value: object) -> object:
     if len(set(value)) != len(value):
         raise _Unfit("names a GPU twice")
     return tuple(value)
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Unfit("must be true or false")
+    return value
+
+
+def _root(value: object) -> str:
+    if not re.match(r"/|~(/|$)", _text(value)):
+        raise _Unfit("must begin with / or ~/")
+    return _text(value)
 
 
 def _env_name(value: str) -> str:
@@ -159,7 +172,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
 
 class EnvValue(_Frozen):
@@ -237,8 +250,8 @@ class HostVariables(_Frozen):
     ansible_user: Text | None = None
     ansible_ssh_private_key_file: Text | None = None
     ansible_python_interpreter: Text = "python3"
-    become: bool = False
-    root: Text | None = None
+    become: Annotated[bool, BeforeValidator(_switch)] = False
+    root: Annotated[str, BeforeValidator(_root)] | None = None
     lab: Text | None = None
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: Text | None = None
@@ -268,9 +281,6 @@ def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionS
         entries["host_key_checking"] = replace(checking, data="off")  # YAML reads the bare word as false
     found = _validate(HostVariables, replace(value, data=entries), "", problems)
     if found is None:
-        return None
-    if found.root is not None and not re.match(r"/|~(/|$)", found.root):
-        problems.add(entries["root"].origin, "root: must begin with / or ~/")
         return None
     spec = ConnectionSpec(
         host=found.ansible_host or name,
@@ -377,7 +387,7 @@ def _validate(model: type[_Model], value: Value, path: str, problems: Problems, 
         for each in error.errors(include_url=False):
             loc = tuple(part for part in each["loc"] if part != "[key]")
             found, depth = _find(value, loc)
-            problems.add(found.origin, f"{_dotted(path, loc[:depth])}: {_sentence(each, loc, depth, found, model)}")
+            problems.add(found.origin, f"{_dotted(path, loc[:depth])}: {_sentence(each, loc, found, model)}")
         return None
     return result if len(problems) == before else None
 
@@ -399,20 +409,22 @@ def _find(value: Value, loc: tuple[int | str, ...]) -> tuple[Value, int]:
     return value, depth
 
 
-def _sentence(error: Any, loc: tuple[int | str, ...], depth: int, found: Value, model: type[BaseModel]) -> str:
+def _sentence(error: Any, loc: tuple[int | str, ...], found: Value, model: type[BaseModel]) -> str:
     kind = error["type"]
+    # Somebody may have written the secret itself: what stands under `secrets` is never repeated.
+    what = "something else" if loc[0] == "secrets" else found.describe()
     if kind == "missing":
         return f"`{loc[-1]}` is missing"
     if kind == "extra_forbidden":
         return _unknown(str(loc[-1]), _known_names(model, loc[:-1]))
     if kind == "literal_error":
-        return f"must be {error['ctx']['expected'].replace(chr(39), '`')}, not {found.describe()}"
+        return f"must be {error['ctx']['expected'].replace(chr(39), '`')}, not {what}"
     if kind in _WRONG_KIND:
-        return f"{_WRONG_KIND[kind]}, not {found.describe()}"
+        return f"{_WRONG_KIND[kind]}, not {what}"
     if kind == "value_error":
         said = str(error["ctx"]["error"])
-        return f"{said}; found {found.describe()}" if said.startswith(("must", "YAML")) else said
-    return f"{error['msg']}; found {found.describe()}"
+        return f"{said}; found {what}" if said.startswith(("must", "YAML")) else said
+    return f"{error['msg']}; found {what}"
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,540 @@
+"""Groups, precedence, files beside hosts.yml and host patterns, each error with its file:line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lamplighter.errors import InventoryError, UsageError
+from lamplighter.inventory import Inventory, Origin, load_inventory
+from lamplighter.inventory.inventory import expand_range, split_pattern
+
+Files = Mapping[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(files: Files, path: str = "inventory") -> Inventory:
+    for name, text in {"roles/demo/engine.yml": "", **files}.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    return load_inventory(Path(path), Path("roles"))
+
+
+def hosts(text: str) -> Inventory:
+    return load({"inventory/hosts.yml": text})
+
+
+def load_error(files: Files, path: str = "inventory") -> str:
+    with pytest.raises(InventoryError) as caught:
+        load(files, path)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+FLEET = """\
+all:
+  children:
+    dgx:
+      children:
+        east:
+          hosts:
+            gpu[1:3]:
+        west:
+          hosts:
+            gpu[4:5]:
+    spare:
+      hosts:
+        gpu5:
+        gpu6:
+  hosts:
+    lonely:
+"""
+
+
+# ---- Patterns ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("all", "gpu1 gpu2 gpu3 gpu4 gpu5 gpu6 lonely"),
+        ("*", "gpu1 gpu2 gpu3 gpu4 gpu5 gpu6 lonely"),
+        ("ungrouped", "lonely"),
+        ("gpu2", "gpu2"),
+        ("dgx", "gpu1 gpu2 gpu3 gpu4 gpu5"),
+        ("gpu6:gpu1", "gpu6 gpu1"),
+        ("gpu6,gpu1,gpu6", "gpu6 gpu1"),
+        (" gpu6 , gpu1 ", "gpu6 gpu1"),
+        ("dgx:&spare", "gpu5"),
+        ("dgx:!west", "gpu1 gpu2 gpu3"),
+        ("!dgx", "gpu6 lonely"),
+        ("!west:dgx:&gpu[0]*", None),
+        ("!gpu1,dgx,&east", "gpu2 gpu3"),
+        ("gpu*:!gpu[2-5]*", "gpu1 gpu6"),
+        ("gpu?", "gpu1 gpu2 gpu3 gpu4 gpu5 gpu6"),
+        ("w*", "gpu4 gpu5"),
+        ("~gpu[12]", "gpu1 gpu2"),
+        ("~(east|west)", "gpu1 gpu2 gpu3 gpu4 gpu5"),
+        ("~gpu(?:1|2):gpu4", "gpu1 gpu2 gpu4"),
+        ("~gpu\\d{1,2}$:!dgx", "gpu6"),
+        ("dgx[0]", "gpu1"),
+        ("dgx[-1]", "gpu5"),
+        ("dgx[1:2]", "gpu2 gpu3"),
+        ("dgx[3:]", "gpu4 gpu5"),
+        ("dgx[0-1]", "gpu1 gpu2"),
+        ("all[-1]", "lonely"),
+        ("gpu*[1]", "gpu2"),
+        ("dgx[9]", None),
+        ("dgx[9]:lonely", "lonely"),
+        ("zzz*", None),
+        ("dgx:!all", None),
+    ],
+)
+def test_patterns(pattern: str, expected: str | None) -> None:
+    inventory = hosts(FLEET)
+    if expected is not None:
+        assert inventory.select([pattern]) == expected.split()
+        return
+    with pytest.raises(UsageError, match="no host fits") as caught:
+        inventory.select([pattern])
+    assert "the inventory has gpu1, gpu2" in str(caught.value)
+
+
+def test_repeated_patterns_count_as_one() -> None:
+    assert hosts(FLEET).select(["dgx", "!east", "lonely"]) == ["gpu4", "gpu5", "lonely"]
+
+
+@pytest.mark.parametrize("pattern", ["gup1", "gpu1,gup2", "all:!gup1", "all:&gup1", "gup[0]"])
+def test_an_unknown_name_is_an_error_wherever_it_stands(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"no host or group 'gup\d?' in the inventory") as caught:
+        hosts(FLEET).select([pattern])
+    assert caught.value.exit_code == 2
+
+
+def test_an_unknown_name_comes_with_the_closest_known_one() -> None:
+    with pytest.raises(UsageError, match=r"'gpul' in the inventory \(did you mean gpu\d\?\)"):
+        hosts(FLEET).select(["gpul"])
+
+
+@pytest.mark.parametrize("patterns", [[], [""], [" , "], ["!"], ["&:,"]])
+def test_no_pattern_is_refused(patterns: list[str]) -> None:
+    with pytest.raises(UsageError, match="no host was named"):
+        hosts(FLEET).select(patterns)
+
+
+def test_a_broken_expression_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"~gpu\( is no regular expression"):
+        hosts(FLEET).select(["~gpu("])
+
+
+NAMES = st.sampled_from(["all", "dgx", "east", "west", "spare", "ungrouped", "gpu1", "gpu4", "gpu6", "lonely", "gpu*"])
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
+    directory = tmp_path_factory.mktemp("fleet")
+    (directory / "hosts.yml").write_text(FLEET, encoding="utf-8")
+    return load_inventory(directory, directory / "roles")
+
+
+@given(st.lists(NAMES, min_size=1, max_size=3), st.lists(NAMES, max_size=2), st.lists(NAMES, max_size=2), st.randoms())
+def test_a_pattern_is_union_then_intersection_then_difference(
+    fleet: Inventory, union: list[str], both: list[str], never: list[str], order: object
+) -> None:
+    def members(name: str) -> set[str]:
+        return set(fleet.hosts[:6]) if name == "gpu*" else set(fleet.groups.get(name, (name,)))
+
+    expected = set().union(*map(members, union))
+    for name in both:
+        expected &= members(name)
+    for name in never:
+        expected -= members(name)
+    pieces = [*union, *(f"&{name}" for name in both), *(f"!{name}" for name in never)]
+    order.shuffle(pieces)  # type: ignore[attr-defined]
+    try:
+        found = fleet.select([":".join(pieces)])
+    except UsageError:
+        found = []
+    assert set(found) == expected
+    assert len(found) == len(set(found))
+
+
+@given(st.text(alphabet="ab:,[]{}()\\!& ~*", max_size=20))
+def test_splitting_loses_nothing_but_separators_and_blanks(pattern: str) -> None:
+    def essence(text: str) -> str:
+        return re.sub(r"[:,!& ]", "", text)
+
+    assert essence("".join(split_pattern(pattern))) == essence(pattern)
+
+
+# ---- hosts.yml -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("gpu", "gpu"),
+        ("gpu[1:3]", "gpu1 gpu2 gpu3"),
+        ("gpu[08:10]", "gpu08 gpu09 gpu10"),
+        ("gpu[1:9:4].x", "gpu1.x gpu5.x gpu9.x"),
+        ("r[a:c]", "ra rb rc"),
+        ("r[a:b]g[1:2]", "rag1 rag2 rbg1 rbg2"),
+        ("gpu[9:11]", "gpu9 gpu10 gpu11"),
+    ],
+)
+def test_ranges(written: str, expected: str) -> None:
+    assert expand_range(written) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("gpu[3:1]", "the range is empty"),
+        ("gpu[1]", "a range is [first:last]"),
+        ("gpu[1:b]", "two numbers or two letters"),
+        ("gpu[1:5:0]", "the step of a range"),
+        ("gpu[01:100]", "the same number of digits"),
+        ("gpu[1:9999999999]", "more than 100000 hosts"),
+        ("g[1:999]-[1:999]", "more than 100000 hosts"),
+    ],
+)
+def test_wrong_ranges(written: str, message: str) -> None:
+    assert message in load_error({"inventory/hosts.yml": f"all:\n  hosts:\n    {written}:\n"})
+    assert load_error({"inventory/hosts.yml": f"all:\n  hosts:\n    {written}:\n"}).startswith(
+        "inventory/hosts.yml:3: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hosts:\n  gpu1:\n", ":1: `hosts` must stand below a group: write `all:` above it"),
+        (
+            "all:\n  host:\n    gpu1:\n",
+            ":2: all.host: a group has hosts, children and vars alone (did you mean hosts?)",
+        ),
+        ("all:\n  hosts: [gpu1]\n", ":2: all.hosts: must be a mapping, not a list"),
+        ("all:\n  hosts:\n    gpu1: 5\n", ":3: gpu1: must be a mapping, not the number 5"),
+        ("all: gpu1\n", ":1: all: a group must be a mapping, not the text 'gpu1'"),
+        ("all:\n  hosts:\n    10.0.0.1:8:\n", ":3: '10.0.0.1:8' is no name for a host"),
+        ("all:\n  hosts:\n    all:\n", ":3: all is the name of a group"),
+        ("'a b':\n", ":1: 'a b' is no name for a group"),
+        ("g:\n  children:\n    all:\n", ":3: all cannot be a child of g"),
+        ("x:\n  hosts:\n    a:\na:\n  hosts:\n    b:\n", ":4: a is a group and a host: rename one"),
+        ("a:\n  children:\n    b:\nb:\n  children:\n    a:\n", ":6: groups in a circle: a > b > a"),
+        ("a:\n  children:\n    a:\n", ":3: groups in a circle: a > a"),
+        ("a:\n  vars:\n    ansible_group_priority: high\n", ":3: ansible_group_priority: must be a number"),
+    ],
+)
+def test_a_wrong_hosts_file(text: str, expected: str) -> None:
+    assert f"inventory/hosts.yml{expected}" in load_error({"inventory/hosts.yml": text})
+
+
+def test_groups_outer_first_then_priority_then_alphabet() -> None:
+    inventory = hosts(
+        "b: {hosts: {h: }}\na: {hosts: {h: }, vars: {ansible_group_priority: 5}}\n"
+        "z: {children: {b: }}\nc: {hosts: {h: }}\n"
+    )
+    assert inventory.host("h").groups == ("all", "c", "z", "a", "b")
+
+
+def test_empty_files_and_groups() -> None:
+    assert hosts("").hosts == ()
+    assert hosts("all:\n  children:\n    g:\n").groups == {"all": (), "ungrouped": (), "g": ()}
+    with pytest.raises(UsageError, match="no host fits 'all'"):
+        hosts("").select(["all"])
+
+
+def test_an_unknown_host_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"no host 'gpu9' in the inventory \(did you mean gpu"):
+        hosts(FLEET).host("gpu9")
+
+
+# ---- Files beside it -----------------------------------------------------------------------------------------------
+
+
+def test_where_the_inventory_is_not(tmp_path: Path) -> None:
+    assert load_error({}, "nowhere").startswith("nowhere: there is no inventory here")
+    (tmp_path / "empty").mkdir()
+    assert load_error({}, "empty").startswith("empty: there is no hosts.yml in this directory")
+    ini = load_error({"ini/hosts": "[all]\ngpu1\n"}, "ini")
+    assert "the INI format of `hosts` is not read" in ini
+    assert "keep one" in load_error({"two/hosts.yml": "", "two/hosts.yaml": ""}, "two")
+
+
+def test_one_file_as_inventory_has_its_variables_beside_it() -> None:
+    files = {"x/prod.yml": "all:\n  hosts:\n    gpu1:\n", "x/host_vars/gpu1.yml": "root: /a\n"}
+    assert load(files, "x/prod.yml").host("gpu1").root == "/a"
+
+
+@pytest.mark.parametrize("name", ["gpu1.yml", "gpu1.yaml", "gpu1.json", "gpu1", "gpu1/any.yml", "gpu1/deep/any.yaml"])
+def test_forms_of_a_variable_file(name: str) -> None:
+    host = load({"inventory/hosts.yml": "all: {hosts: {gpu1: }}", f"inventory/host_vars/{name}": "root: /a\n"}).host(
+        "gpu1"
+    )
+    assert host.root == "/a"
+    assert str(host.origins["root"]) == f"inventory/host_vars/{name}:1"
+
+
+def test_a_directory_merges_by_alphabet_and_skips_leftovers() -> None:
+    host = load(
+        {
+            "inventory/hosts.yml": "all: {hosts: {gpu1.example.net: }}",
+            "inventory/group_vars/README.md": "not YAML: at: all",
+            "inventory/host_vars/gpu1.example.net/10.yml": "root: /ten\nansible_user: ten\n",
+            "inventory/host_vars/gpu1.example.net/20.yml": "root: /twenty\n",
+            "inventory/host_vars/gpu1.example.net/30.yml~": "root: /thirty\n",
+            "inventory/host_vars/gpu1.example.net/.40.yml": "root: /forty\n",
+            "inventory/host_vars/gpu1.example.net/notes.txt": "root: /fifty\n",
+        }
+    ).host("gpu1.example.net")
+    assert (host.root, host.connection.user) == ("/twenty", "ten")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (
+            "group_vars/eastt.yml",
+            "inventory/group_vars/eastt.yml: there is no group eastt in the inventory (did you mean east?)",
+        ),
+        ("host_vars/gpu11.yml", "inventory/host_vars/gpu11.yml: there is no host gpu11 in the inventory"),
+        ("host_vars/gpu11/x.yml", "inventory/host_vars/gpu11: there is no host gpu11 in the inventory"),
+    ],
+)
+def test_a_file_for_nobody_is_an_error(file: str, expected: str) -> None:
+    assert load_error({"inventory/hosts.yml": FLEET, f"inventory/{file}": ""}).startswith(expected)
+
+
+def test_two_files_for_one_name_are_an_error() -> None:
+    files = {"inventory/hosts.yml": FLEET, "inventory/group_vars/dgx.yml": "", "inventory/group_vars/dgx/a.yml": ""}
+    assert "inventory/group_vars/dgx.yml: group dgx has inventory/group_vars/dgx too: keep one" in load_error(files)
+
+
+def test_the_mistakes_of_all_files_come_together() -> None:
+    message = load_error(
+        {
+            "inventory/hosts.yml": "all:\n  hosts:\n    gpu1:\n    gpu1:\n",
+            "inventory/group_vars/all.yml": "root: [\n",
+            "inventory/host_vars/gpu1.yml": "a: 1\na: 2\n",
+            "roles/demo/defaults.yml": "\tx: 1\n",
+        }
+    )
+    assert re.findall(r"^(\S+:\d+): ", message, re.MULTILINE) == [
+        "inventory/hosts.yml:4",
+        "inventory/group_vars/all.yml:2",
+        "inventory/host_vars/gpu1.yml:2",
+        "roles/demo/defaults.yml:1",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_directory_is_an_inventory_error(tmp_path: Path) -> None:
+    load({"inventory/hosts.yml": "", "inventory/group_vars/all.yml": ""})
+    (tmp_path / "inventory" / "group_vars").chmod(0)
+    try:
+        assert "inventory/group_vars: cannot be read: Permission denied" in load_error({})
+    finally:
+        (tmp_path / "inventory" / "group_vars").chmod(0o700)
+
+
+# ---- Precedence ----------------------------------------------------------------------------------------------------
+
+# Lowest first: a file and the text around one variable in it.
+LEVELS = (
+    ("roles/node/defaults.yml", "{}"),
+    ("inventory/hosts.yml", "all.vars"),
+    ("inventory/hosts.yml", "all.children.outer.vars"),
+    ("inventory/hosts.yml", "all.children.outer.children.inner.vars"),
+    ("inventory/group_vars/all.yml", "{}"),
+    ("inventory/group_vars/outer.yml", "{}"),
+    ("inventory/group_vars/inner.yml", "{}"),
+    ("inventory/hosts.yml", "all.children.outer.children.inner.hosts.gpu1"),
+    ("inventory/host_vars/gpu1.yml", "{}"),
+)
+
+
+def write_levels(chosen: Mapping[int, dict[str, object]]) -> dict[str, str]:
+    trees: dict[str, dict[str, object]] = {
+        "inventory/hosts.yml": {
+            "all": {
+                "vars": {},
+                "children": {"outer": {"vars": {}, "children": {"inner": {"vars": {}, "hosts": {"gpu1": {}}}}}},
+            }
+        }
+    }
+    for level, variables in chosen.items():
+        file, where = LEVELS[level]
+        place = trees.setdefault(file, {})
+        for step in where.split(".") if where != "{}" else ():
+            place = place[step]  # type: ignore[assignment]
+        place.update(variables)
+    # Each variable on its own line: the line in an origin can be looked up.
+    return {file: yaml.safe_dump(tree, default_flow_style=False) for file, tree in trees.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        st.integers(0, len(LEVELS) - 1),
+        st.dictionaries(st.sampled_from(["root", "lab", "ansible_user", "ansible_host"]), st.just(""), min_size=1),
+        min_size=1,
+    )
+)
+def test_the_highest_level_wins_and_is_named(
+    tmp_path_factory: pytest.TempPathFactory, chosen: dict[int, dict[str, str]]
+) -> None:
+    directory = tmp_path_factory.mktemp("levels")
+    filled = {
+        level: {name: f"/{name}-from-level-{level}-" for name in variables} for level, variables in chosen.items()
+    }
+    for file, text in write_levels(filled).items():
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        (directory / file).write_text(text, encoding="utf-8")
+    host = load_inventory(directory / "inventory", directory / "roles").host("gpu1")
+    found = {
+        "root": host.root,
+        "lab": host.lab,
+        "ansible_user": host.connection.user,
+        "ansible_host": host.connection.host if "ansible_host" in host.origins else None,
+    }
+    for name, value in found.items():
+        levels = [level for level in filled if name in filled[level]]
+        if not levels:
+            assert value is None
+            continue
+        assert value == f"/{name}-from-level-{max(levels)}-"
+        origin = host.origins[name]
+        line = Path(origin.file).read_text(encoding="utf-8").splitlines()[origin.line - 1]
+        assert line.strip() == f"{name}: {value}"
+        assert Path(origin.file) == directory / LEVELS[max(levels)][0]
+
+
+def test_priority_beats_the_alphabet_but_not_depth() -> None:
+    text = """\
+all:
+  children:
+    early: {vars: {ansible_group_priority: 9, root: /early}, hosts: {h: }}
+    late: {vars: {root: /late, lab: late}, hosts: {h: }}
+    outer: {vars: {ansible_group_priority: 99, lab: outer}, children: {zero: {hosts: {h: }, vars: {lab: zero}}}}
+"""
+    host = hosts(text).host("h")
+    assert (host.root, host.lab) == ("/early", "zero")
+
+
+def test_become_under_both_names_is_one_variable() -> None:
+    files = {
+        "inventory/hosts.yml": "all: {hosts: {gpu1: }, vars: {become: false}}",
+        "inventory/group_vars/all.yml": "ansible_become: yes\n",
+    }
+    host = load(files).host("gpu1")
+    assert host.connection.become is True
+    assert host.origins["become"] == Origin("inventory/group_vars/all.yml", 1)
+    files["inventory/group_vars/all.yml"] = "ansible_become: yes\nbecome: no\n"
+    assert "inventory/group_vars/all.yml:1: ansible_become: stands beside become" in load_error(files)
+
+
+SERVER = "servers:\n  s:\n    engine: demo\n    model: m\n    port: 8000\n"
+
+
+def test_defaults_of_the_node_and_the_engine_lie_below_a_server() -> None:
+    host = load(
+        {
+            "inventory/hosts.yml": "all: {hosts: {gpu1: }}",
+            "inventory/host_vars/gpu1.yml": SERVER + "    args: {b: 3}\n    timeouts: {free: null}\n",
+            "roles/node/defaults.yml": "connect_timeout: 4\nserver:\n  python: x\n  keep_releases: 2\n  args: {a: 1}\n",
+            "roles/demo/defaults.yml": "python: /opt/python\nargs:\n  a: 2\n  b: 2\ntimeouts: {free: 7, stop: 8}\n",
+        }
+    ).host("gpu1")
+    server = host.servers["s"]
+    assert (server.python, server.keep_releases, server.args) == ("/opt/python", 2, {"a": 2, "b": 3})
+    assert (server.timeouts.free, server.timeouts.stop, host.connection.connect_timeout) == (120, 8, 4)
+    assert {
+        path: str(host.origins[path]) for path in ("servers.s.python", "servers.s.keep_releases", "connect_timeout")
+    } == {
+        "servers.s.python": "roles/demo/defaults.yml:1",
+        "servers.s.keep_releases": "roles/node/defaults.yml:4",
+        "connect_timeout": "roles/node/defaults.yml:1",
+    }
+    assert str(host.origins["servers.s.args.a"]) == "roles/demo/defaults.yml:3"
+    assert str(host.origins["servers.s.args.b"]) == "inventory/host_vars/gpu1.yml:6"
+    assert str(host.origin("servers.s.args.zzz")) == "inventory/host_vars/gpu1.yml:6"
+    assert "servers.s.timeouts.free" not in host.origins
+
+
+def test_a_null_in_the_inventory_cuts_the_engines_defaults_too() -> None:
+    host = load(
+        {
+            "inventory/hosts.yml": "all: {hosts: {gpu1: }}",
+            "inventory/group_vars/all.yml": SERVER + "    args: null\n",
+            "inventory/host_vars/gpu1.yml": "servers: {s: {args: {b: 1}}}\n",
+            "roles/demo/defaults.yml": "args: {a: 1}\n",
+        }
+    ).host("gpu1")
+    assert host.servers["s"].args == {"b": 1}
+
+
+def test_a_host_drops_a_server_of_its_group() -> None:
+    files = {
+        "inventory/hosts.yml": "all: {hosts: {gpu1: , gpu2: }}",
+        "inventory/group_vars/all.yml": SERVER,
+        "inventory/host_vars/gpu2.yml": "servers: {s: null}\n",
+    }
+    inventory = load(files)
+    assert (list(inventory.host("gpu1").servers), list(inventory.host("gpu2").servers)) == (["s"], [])
+
+
+def test_one_error_for_a_group_is_told_once_for_all_its_hosts() -> None:
+    inventory = load(
+        {
+            "inventory/hosts.yml": "all: {hosts: {'gpu[1:9]': }}",
+            "inventory/group_vars/all.yml": "roots: /a\n",
+            "inventory/host_vars/gpu3.yml": "lab: 5\n",
+        }
+    )
+    with pytest.raises(InventoryError) as caught:
+        inventory.resolve(inventory.hosts)
+    assert str(caught.value).splitlines() == [
+        "inventory/group_vars/all.yml:1: roots: unknown name (did you mean root?)",
+        "inventory/host_vars/gpu3.yml:1: lab: must be text; found the number 5",
+    ]
+
+
+def test_json_of_a_host_is_safe_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    host = load(
+        {
+            "inventory/hosts.yml": "g: {hosts: {gpu1: }}",
+            "inventory/host_vars/gpu1.yml": "ansible_port: 2222\n"
+            + SERVER
+            + "    secrets: {HF_TOKEN: !secret env:HF_TOKEN}\n"
+            + "    gpus: [0, 1]\n    env: {A: 1, B: {value: x, mode: force}}\n",
+        }
+    ).host("gpu1")
+    text = json.dumps(host.to_json())
+    found = json.loads(text)
+    assert "hunter2" not in text + repr(host)
+    assert (found["host"], found["groups"], found["lint"], found["connection"]["port"]) == (
+        "gpu1",
+        ["all", "g"],
+        [],
+        2222,
+    )
+    server = found["servers"]["s"]
+    assert server["env"] == {"A": {"value": "1", "mode": "default"}, "B": {"value": "x", "mode": "force"}}
+    assert server["secrets"] == {"HF_TOKEN": "!secret env:HF_TOKEN"}
+    assert server["gpus"] == [0, 1]
+    assert found["origins"]["servers.s.env.B.mode"] == "inventory/host_vars/gpu1.yml:9"
+    assert found["origins"]["ansible_port"] == "inventory/host_vars/gpu1.yml:1"
