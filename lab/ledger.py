@@ -14,7 +14,7 @@ Standard library only, and as little of that as possible: nvidia-smi must answer
 """
 
 # pathlib would cost 8 ms, contextlib 4:
-# ruff: noqa: PTH, SIM105, PERF203
+# ruff: noqa: PTH103, PTH105, PTH108, PTH116, PTH118, PTH123, PTH208, SIM105
 from __future__ import annotations
 
 import os

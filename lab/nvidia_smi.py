@@ -13,7 +13,7 @@ The calls of this module are short-lived processes on the critical path of a dep
 """
 
 # pathlib would cost 8 ms:
-# ruff: noqa: PTH
+# ruff: noqa: PTH118, PTH119
 from __future__ import annotations
 
 import os
@@ -570,8 +570,8 @@ def _dmon(board: Board, _options: Options, _control: dict[str, Any]) -> str:
     columns = (
         ("gpu", "Idx"), ("pwr", "W"), ("gtemp", "C"), ("mtemp", "C"), ("sm", "%"), ("mem", "%"), ("enc", "%"),
         ("dec", "%"), ("jpg", "%"), ("ofa", "%"), ("mclk", "MHz"), ("pclk", "MHz"), ("pviol", "%"), ("tviol", "bool"),
-        ("fb", "MB"), ("bar1", "MB"), ("ccpm", "MB"), ("sbecc", "errs"), ("dbecc", "errs"), ("pci", "errs"), ("rxpci", "MB/s"),
-        ("txpci", "MB/s"),
+        ("fb", "MB"), ("bar1", "MB"), ("ccpm", "MB"), ("sbecc", "errs"), ("dbecc", "errs"), ("pci", "errs"),
+        ("rxpci", "MB/s"), ("txpci", "MB/s"),
     )  # fmt: skip
     out = [
         "# " + "".join(f"{column[line]:>{3 if column[0] == 'gpu' else 7}}" for column in columns) + " \n"
