@@ -1,0 +1,407 @@
+"""An engine's role: how to start, recognise, ask and read one kind of LLM server, from ``roles/<name>/engine.yml``.
+
+Pure: reads files of the roles directory. Every mistake is an InventoryError with its ``file:line``, several at once.
+``extends`` takes another role's file as the ground: lists of log wording are added to it, the child's first; mappings
+are merged; anything else is replaced. A file without ``launch`` is only such a ground, not an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+)
+
+from lamplighter.errors import InventoryError
+from lamplighter.inventory.sources import Origin, Problems, Value, did_you_mean, plain, read_mapping, shown_path
+from lamplighter.node.events import PHASES
+
+if TYPE_CHECKING:
+    from lamplighter.inventory import Server
+
+FILE = "engine.yml"
+#: Lists of wording: a child adds to them. All other lists, a child replaces.
+ADDED = (
+    "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers", "stopping",
+    "benign", "failures",
+)  # fmt: skip
+#: What an engine must say, itself or through the file it extends.
+NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One kind of server. ``compiled`` is JSON-safe and complete: the node and the log reader need nothing else."""
+
+    name: str
+    launch: Mapping[str, Any]
+    compiled: dict[str, Any]
+
+    def argv(self, server: Server) -> list[str]:
+        """The server's command line: the engine's command and flags, then ``args``, then ``extra_args`` as they are.
+
+        In ``args`` true is a bare flag, a list repeats the flag, null and false leave it out. Raises InventoryError for
+        a flag that has a setting of its own, and for a python without a directory where the engine needs what lies
+        beside it.
+        """
+        values = {
+            "python": server.python,
+            "bin": posixpath.dirname(server.python),
+            "model": server.model,
+            "served_name": server.served_name or server.model,
+            "host": server.host,
+            "port": str(server.port),
+        }
+        words = [self._filled(word, values, server) for word in self.launch["command"]]
+        for setting, flag in self.launch["flags"].items():
+            if flag is not None and (setting != "served_name" or server.served_name is not None):
+                words += [flag, values[setting]]
+        for name, value in server.args.items():
+            words += self._flag(name, value, server)
+        return [*words, *server.extra_args]
+
+    def _filled(self, word: str, values: Mapping[str, str], server: Server) -> str:
+        if "{bin}" in word and not values["bin"]:
+            raise InventoryError(
+                f"servers.{server.name}.python: must be a path, not {server.python!r}",
+                why=f"{self.name} is started by a program beside it ({word})",
+                next_step=f"write the full path of the interpreter under servers.{server.name}.python",
+            )
+        return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], word)
+
+    def _flag(self, name: str, value: object, server: Server) -> list[str]:
+        flag = f"--{name}"
+        for setting, taken in self.launch["flags"].items():
+            if flag == taken:
+                raise InventoryError(
+                    f"servers.{server.name}.args.{name}: has a setting of its own",
+                    next_step=f"write servers.{server.name}.{setting} instead",
+                )
+        if value is True:
+            return [flag]
+        if value is None or value is False:
+            return []
+        if isinstance(value, tuple | list):
+            return [word for each in value for word in (flag, str(each))]
+        return [flag, str(value)]
+
+
+def load_engine(name: str, roles: Path) -> Engine:
+    """The engine ``name`` of a roles directory. Raises InventoryError, with file:line where a file is at fault."""
+    problems = Problems()
+    merged = _merged(name, roles, problems, ())
+    problems.raise_if_any()
+    top = Origin(shown_path(roles / name / FILE), 1)
+    for key in NEEDED:
+        if merged.get(key) is None:
+            reason = "it is shared wording, not an engine to start" if key == "launch" else ""
+            problems.add(top, f"{key} is missing{': ' if reason else ''}{reason}")
+    problems.raise_if_any()
+    compiled = {"name": name, **_complete(merged)}
+    return Engine(name, compiled["launch"], compiled)
+
+
+def load_engines(roles: Path) -> dict[str, Engine]:
+    """Every engine of a roles directory that can be started, by name. Raises InventoryError."""
+    return {name: load_engine(name, roles) for name in engine_names(roles)}
+
+
+def engine_names(roles: Path) -> list[str]:
+    """The names that ``load_engine`` takes: roles whose engine.yml, with what it extends, has a launch."""
+    names = []
+    for path in sorted(roles.glob(f"*/{FILE}")):
+        chain = [path.parent.name]
+        while True:
+            content = read_mapping(roles / chain[-1] / FILE, Problems()).entries or {}
+            parent = content.get("extends")
+            if "launch" in content:
+                names.append(chain[0])
+                break
+            if parent is None or not isinstance(parent.data, str) or parent.data in chain:
+                break
+            chain.append(parent.data)
+    return names
+
+
+def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
+    """The contents of one engine.yml on top of those it extends, each file checked by itself."""
+    path = roles / name / FILE
+    if not path.is_file():
+        raise _unknown(name, roles)
+    value = read_mapping(path, problems)
+    _check(value, problems)
+    own = _as_json(plain(value))
+    parent = own.pop("extends", None)
+    if parent is None or not isinstance(parent, str):
+        return {**own, "ancestors": []}
+    origin = (value.entries or {})["extends"].origin
+    if parent in (*children, name):
+        problems.add(origin, f"extends: {' -> '.join((*children, name, parent))} goes round in a circle")
+        return {**own, "ancestors": []}
+    if not (roles / parent / FILE).is_file():
+        known = [each.parent.name for each in roles.glob(f"*/{FILE}") if each.parent.name != name]
+        problems.add(origin, f"extends: roles have no {parent}/{FILE}{did_you_mean(parent, known)}")
+        return {**own, "ancestors": []}
+    ground = _merged(parent, roles, problems, (*children, name))
+    together = _over(ground, own)
+    return {**together, "ancestors": [parent, *ground["ancestors"]]}
+
+
+def _unknown(name: str, roles: Path) -> InventoryError:
+    known = engine_names(roles)
+    return InventoryError(
+        f"no engine {name!r}{did_you_mean(name, known)}",
+        why=f"there is no {shown_path(roles / name / FILE)}; engines: {', '.join(known) or 'none'}",
+        next_step="correct servers.NAME.engine, or write that file",
+    )
+
+
+def _over(ground: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(ground)
+    for key, value in own.items():
+        below = result.get(key)
+        if key in ADDED and isinstance(value, list) and isinstance(below, list):
+            result[key] = [*value, *below]
+        elif isinstance(value, dict) and isinstance(below, dict) and key != "body":
+            result[key] = _over(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The merged file with its defaults, JSON-safe. It has been checked file by file, so that it can only be right."""
+    launch = merged["launch"]
+    return {
+        **merged,
+        "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
+        "stop": {"signal": "TERM", "grace": 30.0, **merged["stop"]},
+        "processes": {"titles": [], "entry_points": [], **merged["processes"]},
+    }
+
+
+def _as_json(value: object) -> Any:
+    """Tuples as lists, all else as it is; what comes out is what the node gets out of the JSON."""
+    return json.loads(json.dumps(value, default=str))
+
+
+# -- the schema of one file, in which nothing is required: a child may say only what differs
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if not text or re.search(text, "") is not None:
+        raise ValueError("matches an empty line, and so everything")
+    return text
+
+
+def _naming(*groups: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not set(groups) & set(re.compile(text).groupindex):
+            raise ValueError(f"must have a group (?P<{groups[0]}>...)")
+        return text
+
+    return AfterValidator(check)
+
+
+def _duration(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
+        raise ValueError("must be a number of seconds")
+    return float(value)
+
+
+def _word(value: str) -> str:
+    for name in re.findall(r"\{(\w*)\}", value):
+        if name not in ("python", "bin", "model", "served_name", "host", "port"):
+            raise ValueError(f"{{{name}}} is not one of {{python}} {{bin}} {{model}} {{served_name}} {{host}} {{port}}")
+    return value
+
+
+def _hint(value: str) -> str:
+    for name in re.findall(r"\{(\w*)\}", value):
+        if name != "server":
+            raise ValueError(f"{{{name}}} is not {{server}}, the only thing that is filled in")
+    return value
+
+
+def _phase(value: str) -> str:
+    if value not in PHASES:
+        raise ValueError(f"must be one of {', '.join(PHASES)}")
+    return value
+
+
+Regex = Annotated[StrictStr, AfterValidator(_regex)]
+Sizes = Annotated[Regex, _naming("size"), _naming("unit")]
+Seconds = Annotated[float, BeforeValidator(_duration)]
+Word = Annotated[StrictStr, AfterValidator(_word)]
+Hint = Annotated[StrictStr, AfterValidator(_hint)]
+Phase = Annotated[StrictStr, AfterValidator(_phase)]
+Cause = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Regexes = tuple[Regex, ...]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Launch(_Part):
+    command: Annotated[tuple[Word, ...], Field(min_length=1)]
+    flags: dict[Literal["model", "served_name", "host", "port"], StrictStr | None] = {}
+
+
+class _PhasePart(_Part):
+    name: Phase
+    patterns: Annotated[Regexes, Field(min_length=1)]
+    after: Phase | None = None
+
+
+class _Memory(_Part):
+    wanted: Sizes
+    free: Sizes
+    others: Annotated[Sizes, _naming("pid")]
+    itself: Regex
+    at_least: float
+
+
+class _Failure(_Part):
+    id: Cause
+    patterns: Annotated[Regexes, Field(min_length=1)]
+    hint: Hint = ""
+    general: StrictBool = False
+    vague: StrictBool = False
+    consequence: StrictBool = False
+    survivable: StrictBool = False
+    early: StrictBool = False
+    after: Regex | None = None
+    unless: Regex | None = None
+    block: Regex | None = None
+    memory: _Memory | None = None
+
+
+class _Ready(_Part):
+    unless: tuple[Cause, ...] = ()
+
+
+class _Identity(_Part):
+    source: Literal["models", "reply"]
+    path: StrictStr | None = None
+    field: StrictStr
+    equals: Annotated[tuple[Word, ...], Field(min_length=1)]
+
+
+class _Generate(_Part):
+    kind: Literal["chat", "completion"]
+    path: StrictStr
+    body: dict[str, Any] = {}
+    reply_field: StrictStr | None = None
+
+
+class _Health(_Part):
+    path: StrictStr
+    timeout: Seconds = 10.0
+    veto_status: tuple[int, ...] = (503,)
+
+
+class _Processes(_Part):
+    titles: Regexes = ()
+    entry_points: Regexes = ()
+
+
+class _Stop(_Part):
+    signal: Literal["TERM", "INT"] = "TERM"
+    grace: Seconds = 30.0
+
+
+class _Overwrite(_Part):
+    name: StrictStr
+    effect: StrictStr
+    versions: Annotated[StrictStr, Field(pattern=r"^(\*|(<=|>=|<|>|==)\d[\w.]*(,(<=|>=|<|>|==)\d[\w.]*)*)$")] = "*"
+
+
+class _File(_Part):
+    extends: StrictStr | None = None
+    distribution: StrictStr | None = None
+    launch: _Launch | None = None
+    api_key_flag: StrictStr | None = None
+    identity: _Identity | None = None
+    generate: _Generate | None = None
+    health: _Health | None = None
+    processes: _Processes | None = None
+    stop: _Stop | None = None
+    overwrites: tuple[_Overwrite, ...] = ()
+    detect: Regexes = ()
+    version: tuple[Annotated[Regex, _naming("version")], ...] = ()
+    prefix: Regexes = ()
+    rank: tuple[Annotated[Regex, _naming("rank")], ...] = ()
+    pids: tuple[Annotated[Regex, _naming("pid")], ...] = ()
+    percent: tuple[Annotated[Regex, _naming("percent", "done")], ...] = ()
+    time: tuple[Annotated[Regex, _naming("month"), _naming("second")], ...] = ()
+    traceback: Regex | None = None
+    error: Regexes = ()
+    chain: Regexes = ()
+    settle: Seconds | None = None
+    quiet: Regexes = ()
+    consequences: Regexes = ()
+    wrappers: Regexes = ()
+    stopping: Regexes = ()
+    benign: Regexes = ()
+    ready: _Ready | None = None
+    phases: tuple[_PhasePart, ...] = ()
+    failures: tuple[_Failure, ...] = ()
+    hints: dict[Cause, Hint] = {}
+
+
+_KNOWN = sorted({field for part in _Part.__subclasses__() for field in part.model_fields})
+_SAID = {
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "string_type": "must be text: quote it",
+    "bool_type": "must be true or false",
+    "too_short": "must not be empty",
+}
+
+
+def _check(value: Value, problems: Problems) -> None:
+    try:
+        _File.model_validate(plain(value))
+    except ValidationError as error:
+        for each in error.errors():
+            location = each["loc"]
+            path = ".".join(str(part) for part in location)
+            if each["type"] == "extra_forbidden":
+                problems.add(_origin(value, location), f"{path}: unknown key{did_you_mean(str(location[-1]), _KNOWN)}")
+                continue
+            said = _SAID.get(each["type"]) or each["msg"].removeprefix("Value error, ")
+            problems.add(_origin(value, location), f"{path}: {said}")
+
+
+def _origin(value: Value, location: tuple[int | str, ...]) -> Origin:
+    """Where the innermost part of ``location`` that exists is written."""
+    for part in location:
+        data = value.data
+        if isinstance(data, Mapping) and part in data:
+            value = data[str(part)]
+        elif isinstance(data, tuple) and isinstance(part, int) and part < len(data):
+            value = data[part]
+        else:
+            break
+    return value.origin
