@@ -1,9 +1,9 @@
 """The environment proof: do the variables reach the server's Python, and the workers that it will spawn?
 
 Runs while the old server still serves. It starts a short-lived Python through the release's own launch script, touches
-no GPU and leaves nothing behind. facts: an export is lost where a server assigns the variable itself; a venv's own
-sitecustomize is shadowed on Debian; -I, -E and -S lose ours and are copied to every worker; an error in a sitecustomize
-file leaves a running server without its variables.
+no GPU and leaves at most the byte code of our own file behind. facts: an export is lost where a server assigns the
+variable itself; a venv's own sitecustomize is shadowed on Debian; -I, -E and -S lose ours and are copied to every
+worker; an error in a sitecustomize file leaves a running server without its variables.
 """
 
 from __future__ import annotations
