@@ -535,8 +535,11 @@ WATCHERS: FrozenSet[str] = frozenset(
     )
 )
 
-#: Devices through which no memory can be held; whoever has only these open asks questions or switches displays.
-_CONTROL_DEVICES = re.compile(r"/dev/(?:nvidiactl|nvidia-modeset|nvidia-caps(?:-imex-channels)?/.*)(?: \(deleted\))?")
+#: What the device files begin with.
+DEVICES = "/dev/nvidia"
+
+#: Their ends through which no memory can be held: whoever has only these open asks questions or switches displays.
+_CONTROL = re.compile(r"(?:ctl|-modeset|-caps(?:-imex-channels)?/.*)(?: \(deleted\))?")
 
 
 @dataclass(frozen=True)
@@ -568,7 +571,7 @@ def device_holders() -> DeviceHolders:
         if files is None:
             complete = False
             continue
-        devices = tuple(sorted({target for target in files.values() if target.startswith("/dev/nvidia")}))
+        devices = tuple(sorted({target for target in files.values() if target.startswith(DEVICES)}))
         process = processes.read_process(pid) if devices else None
         if process is not None:
             found[pid] = DeviceHolder(process, devices)
@@ -598,7 +601,7 @@ def foreign_holders(
         for pid, holder in sorted(found.by_pid.items())
         if pid not in passed
         and not _names(holder.process) & (WATCHERS | set(allow))
-        and not all(_CONTROL_DEVICES.fullmatch(device) for device in holder.devices)
+        and not all(_CONTROL.fullmatch(device[len(DEVICES) :]) for device in holder.devices)
     )
 
 
