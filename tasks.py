@@ -23,6 +23,7 @@ HELP = {
     "json": "JSON on stdout, one object a line, the report last; human text on stderr",
     "wait": "seconds to wait for a lock that somebody else holds",
 }
+READING = {name: HELP[name] for name in ("host", "server", "json")}
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -36,7 +37,7 @@ def deploy(c: Context, host: list[str], server: str | None = None, json: bool = 
         host,
         server,
         lambda session, one, listen: session.run("deploy", one, listen, wait=wait),
-        lambda session, one, fold: verify.afterwards(session, one, settings, fold),
+        lambda session, one, fold, listen: verify.afterwards(session, one, settings.inventory, fold, listen),
     )
 
 
@@ -73,7 +74,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=wait))
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**HELP, "run": "id of the run (default: the last one)"})
+@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
 def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
@@ -82,7 +83,7 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@task(auto_shortflags=False, iterable=["host"], help=READING)
 def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
     from lamplighter.report import check_text
@@ -99,7 +100,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@task(auto_shortflags=False, iterable=["host"], help=READING)
 def status(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Show what serves and since when, and a run in progress with its stage. Reads only."""
     from lamplighter.report import status_text
@@ -115,7 +116,7 @@ def status(c: Context, host: list[str], server: str | None = None, json: bool = 
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**HELP, "only": "pytest -k expression: run only these checks"})
+@task(auto_shortflags=False, iterable=["host"], help={**READING, "only": "pytest -k expression: run only these checks"})
 def verify(c: Context, host: list[str], server: str | None = None, only: str = "", json: bool = False) -> None:
     """Run the testinfra checks of the node's roles against each server. Reads only; exit 8 when one fails."""
     from lamplighter.report import verify_text
@@ -138,7 +139,12 @@ def verify(c: Context, host: list[str], server: str | None = None, only: str = "
 @task(
     auto_shortflags=False,
     iterable=["host"],
-    help={**HELP, "lines": "how many of the last lines", "follow": "go on as the log grows, until Ctrl-C"},
+    help={
+        "host": HELP["host"],
+        "server": HELP["server"],
+        "lines": "how many of the last lines",
+        "follow": "go on as the log grows, until Ctrl-C",
+    },
 )
 def logs(c: Context, host: list[str], server: str | None = None, lines: int = 100, follow: bool = False) -> None:
     """Print the server's log as the node keeps it. Reads only."""
@@ -147,7 +153,7 @@ def logs(c: Context, host: list[str], server: str | None = None, lines: int = 10
     command.print_logs(command.settings_from(c), host, server, lines, follow)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@task(auto_shortflags=False, iterable=["host"], help={"host": HELP["host"], "json": HELP["json"]})
 def config(c: Context, host: list[str], json: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
     from lamplighter.run import command

@@ -404,6 +404,7 @@ def _await_ready(run: Run) -> None:
             rank=diagnosis.rank,
             log_tail=list(verdict.log_tail),
         )
+    run.progress("ready: it generated a token", phase="ready", percent=100.0)
     run.new_answered_at = verdict.answered_at
     run.ready_seconds = verdict.seconds
 

@@ -59,12 +59,11 @@ def settings_from(context: Context, *, as_json: bool = False) -> Settings:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One server on one host, chosen by the command's flags."""
-
-    host: Host
-    server: Server
+Listen = Callable[[Event], None]
+#: What a task does to one server, telling its events to the listener.
+Deed = Callable[[HostSession, Server, Listen], None]
+#: What follows for a server that the deed put into service; it may only make the result *degraded*.
+Afterwards = Callable[[HostSession, Server, Fold, Listen], None]
 
 
 def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> list[tuple[Host, list[Server]]]:
@@ -107,12 +106,12 @@ def act(
     settings: Settings,
     patterns: Sequence[str],
     server: str | None,
-    deed: Callable[[HostSession, Server, Callable[[Event], None]], None],
-    afterwards: Callable[[HostSession, Server, Fold], None] | None = None,
+    deed: Deed,
+    afterwards: Afterwards | None = None,
 ) -> NoReturn:
     """Do ``deed`` to every chosen server and leave with the exit code of the report.
 
-    ``afterwards`` runs for each server that the deed left in service (verification); it may only make it degraded.
+    ``afterwards`` is the verification.
     """
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
@@ -132,7 +131,6 @@ def act(
         if not begun:
             reporter.close(None)
             raise Leave(code=interrupted.exit_code) from interrupted
-        print("detached: the node goes on by itself", file=sys.stderr)
     except LamplighterError as error:
         fold.add_error(None, None, error)
         reporter.error(None, None, error)
@@ -147,8 +145,8 @@ def _act_on_host(
     settings: Settings,
     host: Host,
     servers: Iterable[Server],
-    deed: Callable[[HostSession, Server, Callable[[Event], None]], None],
-    afterwards: Callable[[HostSession, Server, Fold], None] | None,
+    deed: Deed,
+    afterwards: Afterwards | None,
     fold: Fold,
     reporter: Reporter,
     listen: Callable[[Event], None],
@@ -159,7 +157,7 @@ def _act_on_host(
                 try:
                     deed(session, server, listen)
                     if afterwards is not None:
-                        afterwards(session, server, fold)
+                        afterwards(session, server, fold, listen)
                 except LamplighterError as error:
                     fold.add_error(host.name, server.name, error)
                     reporter.error(host.name, server.name, error)

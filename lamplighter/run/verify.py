@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ import testinfra.backend.base
 import testinfra.host
 
 from lamplighter.inventory import Server
-from lamplighter.node.events import Exit
+from lamplighter.node import events
+from lamplighter.node.events import Event, Exit
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
-from lamplighter.run.command import Settings
 from lamplighter.run.deploy import HostSession
 from lamplighter.run.ssh import Node
 
@@ -140,12 +141,20 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
     return {"checks": [dataclasses.asdict(result) for result in collector.results]}
 
 
-def afterwards(session: HostSession, server: Server, settings: Settings, fold: Fold) -> None:
-    """Verify a server that was just put into service; a failed check makes its report *degraded*."""
+def afterwards(
+    session: HostSession, server: Server, inventory: Path, fold: Fold, listen: Callable[[Event], None]
+) -> None:
+    """Verify a server that was just put into service, as one more stage; a failed check makes it *degraded*."""
     if fold.outcome(session.host.name, server.name) != "deployed":
         return
-    checks = verify(session, server, settings.inventory)["checks"]
+    run = fold.report().hosts[session.host.name].servers[server.name].run
+    where = {"host": session.host.name, "server": server.name, "run": run}
+    listen({**events.stage_started("verify"), **where})
+    began = time.monotonic()
+    checks = verify(session, server, inventory)["checks"]
     failed = [check for check in checks if check["outcome"] in ("failed", "error")]
+    message = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
+    listen({**events.stage_ended("verify", not failed, time.monotonic() - began, message=message), **where})
     if failed:
         names = ", ".join(check["name"] for check in failed)
         fold.add_degraded(
