@@ -33,7 +33,7 @@ PLAN_KEYS = (
 )  # fmt: skip
 
 #: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
-TREATMENT = ("timeouts", "keep_releases", "stale", "allow")
+TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified")
 
 #: Set by the launch script itself, from what it finds on the node; a sitecustomize that set it would cut itself off.
 COMPOSED = ("PYTHONPATH",)
@@ -52,7 +52,11 @@ class ReleaseFile:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The files of one release, by their path in its directory, and what the manifest ``release.json`` says."""
+    """The files of one release, by their path in its directory, and all that is known of it.
+
+    ``manifest`` has digest, server (the whole plan), engine, lamplighter (our version) and files. ``release.json`` has
+    of these what the digest covers: equal digests mean equal bytes, so a release on the node need never be rewritten.
+    """
 
     digest: str
     files: Mapping[str, ReleaseFile]
@@ -63,27 +67,31 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path) -> 
     """Return the release of ``server`` on ``host``, rendered from the templates of ``project``.
 
     The digest covers the files and the plan but for TREATMENT: equal digests mean that the same thing would run, so a
-    longer timeout or a new tool version restarts nothing. The files name their own release, so the digest is taken of
-    them with zeros in its place.
+    longer timeout, a better failure table or a new version of ours restarts nothing. The files name their own release,
+    so the digest is taken of them with zeros in its place.
 
     Raises InventoryError: a variable, argument or path that cannot be given to a process, a faulty template.
     """
     plan = server_plan(host, server, engine)
-    digest = _digest(plan, _render(plan, _NO_DIGEST, project))
-    files = _render(plan, digest, project)
-    manifest = {
+    templates = Templates(project, [engine.name, *engine.compiled.get("ancestors", ())])
+    what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
+    digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
+    files = _render(plan, digest, templates)
+    content = {
         "digest": digest,
-        "server": plan,
-        "engine": engine.compiled,
-        "lamplighter": lamplighter.__version__,
+        "server": what_runs,
         "files": {name: {"sha256": _sha256(file.text), "mode": f"{file.mode:04o}"} for name, file in files.items()},
     }
-    text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+    manifest = {**content, "server": plan, "engine": engine.compiled, "lamplighter": lamplighter.__version__}
     return Release(digest, {**files, "release.json": ReleaseFile(text, 0o644)}, manifest)
 
 
 def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
-    """Return what the node is told about ``server``: JSON-safe; of a secret only its name."""
+    """Return what the node is told about ``server``: JSON-safe; of a secret only its name.
+
+    Nothing of ``host`` gets in so far: nodes that are to serve alike get the same release, under the same digest.
+    """
     said = server.to_json()
     return {
         **{key: said[key] for key in PLAN_KEYS},
@@ -93,7 +101,7 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _render(plan: dict[str, Any], digest: str, project: Path) -> dict[str, ReleaseFile]:
+def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str, ReleaseFile]:
     values = {
         "name": plan["name"],
         "digest": digest,
@@ -102,7 +110,6 @@ def _render(plan: dict[str, Any], digest: str, project: Path) -> dict[str, Relea
         "path": _path(plan["python"]),
         "standard_path": STANDARD_PATH,
     }
-    templates = Templates(project, plan["engine"])
     return {
         "launch.sh": ReleaseFile(templates.render("launch.sh.j2", values), 0o755),
         "pysite/sitecustomize.py": ReleaseFile(templates.render("sitecustomize.py.j2", values), 0o644),
@@ -137,8 +144,7 @@ def _path(python: str) -> str | None:
     return f"{directory}:{STANDARD_PATH}"
 
 
-def _digest(plan: dict[str, Any], files: Mapping[str, ReleaseFile]) -> str:
-    what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
+def _digest(what_runs: dict[str, Any], files: Mapping[str, ReleaseFile]) -> str:
     content = {"server": what_runs, "files": {name: [file.mode, file.text] for name, file in files.items()}}
     return _sha256(json.dumps(content, sort_keys=True, separators=(",", ":")))[:12]
 

@@ -1,6 +1,7 @@
 """Templates into text: one shell quoter, one Jinja2 environment in which a missing variable is an error.
 
-A role's own template wins over the shared one: ``roles/<role>/templates/NAME``, then ``templates/NAME``.
+A role's own template wins over that of the role it extends, and over the shared one: ``roles/<role>/templates/NAME``,
+..., ``templates/NAME``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -39,12 +40,13 @@ def one_line(value: str) -> str:
 
 
 class Templates:
-    """The templates of one role, the shared ones behind them."""
+    """The templates of ``roles``, the first one's first, the shared ones behind them."""
 
-    def __init__(self, project: Path, role: str) -> None:
+    def __init__(self, project: Path, roles: Sequence[str]) -> None:
         self._project = project
+        self._directories = [*(project / "roles" / role / "templates" for role in roles), project / "templates"]
         self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader([project / "roles" / role / "templates", project / "templates"]),
+            loader=jinja2.FileSystemLoader(self._directories),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # noqa: S701 - shell and Python come out, not HTML; `sh` and `py` quote
             trim_blocks=True,
@@ -64,7 +66,7 @@ class Templates:
         except jinja2.TemplateNotFound as error:
             raise InventoryError(
                 f"no template {name}",
-                why="looked in " + " and ".join(str(path) for path in self._search_path()),
+                why="looked in " + " and ".join(map(str, self._directories)),
                 next_step="restore templates/ from the project's repository",
             ) from error
         except jinja2.TemplateSyntaxError as error:
@@ -81,18 +83,13 @@ class Templates:
                 next_step="correct the template, or the value that it names",
             ) from error
 
-    def _search_path(self) -> list[Path]:
-        loader = self._environment.loader
-        return [Path(path) for path in loader.searchpath] if isinstance(loader, jinja2.FileSystemLoader) else []
-
     def _origin(self, file: str, line: int) -> str:
         path = Path(file)
         return f"{path.relative_to(self._project) if path.is_relative_to(self._project) else path}:{line}"
 
     def _origin_of(self, trace: TracebackType | None, name: str) -> str:
         """Return the innermost template line in ``trace``: Jinja2 rewrites tracebacks to the template's own lines."""
-        directories = self._search_path()
         for frame in reversed(traceback.extract_tb(trace)):
-            if any(Path(frame.filename).is_relative_to(directory) for directory in directories):
+            if any(Path(frame.filename).is_relative_to(directory) for directory in self._directories):
                 return self._origin(frame.filename, frame.lineno or 0)
         return name

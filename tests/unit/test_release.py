@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+import lamplighter
 from lamplighter.errors import InventoryError
-from lamplighter.inventory.schema import Server
+from lamplighter.inventory import SecretRef, Server, load_inventory
+from lamplighter.release.engine import load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.release.render import quote
 
@@ -63,8 +66,10 @@ def copy_of_templates(directory: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["launch.sh", "pysite/sitecustomize.py"])
 def test_the_incidents_server_renders_as_written_down(name: str) -> None:
-    """Change of a template? Look at the difference, then LAMPLIGHTER_GOLDEN=write pytest this file."""
-    built = release()
+    """A template or the example changed? Look at the difference, then run this with LAMPLIGHTER_GOLDEN=write."""
+    gpu1 = load_inventory(PROJECT / "inventory", PROJECT / "roles").host("gpu1")
+    kimi = gpu1.servers["kimi"]
+    built = build_release(gpu1, kimi, load_engine(kimi.engine, PROJECT / "roles"), PROJECT)
     text = built.files[name].text.replace(built.digest, "DIGEST")
     golden = GOLDEN / ("kimi-" + name.replace("/", "-"))
     if os.environ.get("LAMPLIGHTER_GOLDEN") == "write":
@@ -81,12 +86,23 @@ def test_files_and_modes() -> None:
     }
 
 
-def test_manifest_is_the_release_file_and_names_every_other() -> None:
+def test_release_json_names_every_other_file_and_what_runs() -> None:
     built = release()
-    assert json.loads(built.files["release.json"].text) == built.manifest
-    assert set(built.manifest["files"]) == {"launch.sh", "pysite/sitecustomize.py"}
-    assert built.manifest["digest"] == built.digest
-    assert built.manifest["server"]["argv"][0] == "/opt/sglang/bin/python"
+    written = json.loads(built.files["release.json"].text)
+    assert set(written["files"]) == set(built.files) - {"release.json"}
+    text = built.files["launch.sh"].text.encode()
+    assert written["files"]["launch.sh"] == {"sha256": hashlib.sha256(text).hexdigest(), "mode": "0755"}
+    assert written["digest"] == built.digest
+    assert written["server"]["argv"][0] == "/opt/sglang/bin/python"
+    assert "timeouts" not in written["server"]
+
+
+def test_manifest_holds_the_whole_plan_the_engine_and_our_version() -> None:
+    built, kimi = release(), server()
+    assert built.manifest["server"] == server_plan(None, kimi, SglangShaped())  # type: ignore[arg-type]
+    assert built.manifest["engine"] == SglangShaped().compiled
+    assert built.manifest["lamplighter"] == lamplighter.__version__
+    assert built.manifest == json.loads(json.dumps(built.manifest))
 
 
 def test_digest_is_the_same_in_another_checkout_and_another_process(tmp_path: Path) -> None:
@@ -121,15 +137,19 @@ def test_what_runs_decides_the_digest(change: dict[str, Any]) -> None:
     assert release(**change).digest != release().digest
 
 
-@pytest.mark.parametrize("change", [{"timeouts": {"ready": 9}}, {"keep_releases": 2}, {"allow": ["Xorg"]}])
+@pytest.mark.parametrize(
+    "change", [{"timeouts": {"ready": 9}}, {"keep_releases": 2}, {"allow": ["Xorg"]}, {"stale": {"kill": ["x"]}}]
+)
 def test_how_we_treat_a_server_restarts_nothing(change: dict[str, Any]) -> None:
     changed = release(**change)
     assert changed.digest == release().digest
+    assert changed.files == release().files
     assert changed.manifest["server"] != release().manifest["server"]
 
 
 def test_a_better_failure_table_restarts_nothing() -> None:
-    assert release(engine=SglangShaped(compiled={"failures": [{"id": "new"}]})).digest == release().digest
+    better = release(engine=SglangShaped(compiled={"failures": [{"id": "new"}]}))
+    assert (better.digest, better.files) == (release().digest, release().files)
 
 
 def test_a_changed_template_is_another_release(tmp_path: Path) -> None:
@@ -144,8 +164,6 @@ def test_order_of_variables_in_the_inventory_does_not_matter() -> None:
 
 
 def test_plan_has_what_the_node_reads_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lamplighter.inventory.sources import SecretRef
-
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_show")
     with_secret = server(secrets={"HF_TOKEN": SecretRef("env", "HF_TOKEN")})
     plan = server_plan(None, with_secret, SglangShaped())  # type: ignore[arg-type]
@@ -173,6 +191,8 @@ def test_a_role_overrides_a_template(tmp_path: Path) -> None:
     assert release(copy).files["launch.sh"].text == "#!/bin/sh\n# ours\nexec /opt/sglang/bin/python\n"
     other_role = build_release(None, server(engine="vllm"), SglangShaped("vllm"), copy)  # type: ignore[arg-type]
     assert other_role.files["launch.sh"].text.endswith("    --trust-remote-code\n")
+    child = SglangShaped("demo", {"ancestors": ["sglang", "torch"]})
+    assert release(copy, engine=child).files["launch.sh"].text.startswith("#!/bin/sh\n# ours\n")
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,22 @@ exec /opt/sglang/bin/python \
     sglang.launch_server \
     --model-path \
     /models/kimi-k2.5-int4 \
+    --served-model-name \
+    kimi-k2.5-int4 \
     --host \
     127.0.0.1 \
     --port \
     8000 \
     --tp \
     8 \
+    --trust-remote-code \
     --speculative-algorithm \
     EAGLE3 \
+    --speculative-draft-model-path \
+    /models/kimi-k2.5-eagle3 \
     --speculative-num-steps \
     2 \
-    --trust-remote-code
+    --speculative-eagle-topk \
+    1 \
+    --speculative-num-draft-tokens \
+    3
