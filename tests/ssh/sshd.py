@@ -1,4 +1,4 @@
-"""A real sshd on a loopback port, run by whoever runs the tests: own configuration, host keys and authorized_keys."""
+"""A real sshd on a loopback port, run by whoever runs the tests: own configuration, keys, and HOME of its sessions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PrintMotd no
 UseDNS no
+SetEnv HOME={directory}
 LogLevel VERBOSE
 {extra}
 """

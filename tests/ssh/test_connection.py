@@ -143,9 +143,24 @@ def test_run_ends_at_its_timeout(node: Node) -> None:
     assert node.run("echo on", timeout=10).stdout == b"on\n"
 
 
+@pytest.mark.parametrize("command", ["exec yes", "exec yes >&2", "exec sleep 30"])
+def test_run_ends_at_its_timeout_whatever_the_command_does(node: Node, command: str) -> None:
+    started = time.monotonic()
+
+    with pytest.raises(CommandTimedOut):
+        node.run(command, timeout=0.3, stdin=b"x" * 5_000_000)
+
+    assert time.monotonic() - started < 5
+
+
 def test_run_times_out_when_only_the_output_has_ended(node: Node) -> None:
     with pytest.raises(CommandTimedOut):
         node.run("exec >&- 2>&-; sleep 3", timeout=0.4)
+
+
+def test_a_command_that_takes_no_input_does_not_hang_the_writer(node: Node) -> None:
+    with node.stream("exec sleep 30") as channel, pytest.raises(SilenceTimeout, match="took no input"):
+        channel.write(b"x" * 5_000_000, timeout=0.3)
 
 
 def test_silence_is_not_the_end(node: Node) -> None:
@@ -461,7 +476,7 @@ def test_nothing_of_paramiko_reaches_the_user(
     desk: Desk, spec: ConnectionSpec, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with listener(b"HTTP/1.1 400\r\n") as port, pytest.raises(Unreachable):
-        desk.node(replace(spec, port=port)).open()
+        desk.node(replace(spec, port=port, connect_timeout=0.3)).open()
 
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, parse_known_hosts, remember
@@ -113,6 +113,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     assert found.problems == (f"{tmp_path}: Is a directory",)
 
 
+@settings(database=None)
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
     assert all(isinstance(key, KnownKey) for key in parse_known_hosts(text, Path("kh")))
