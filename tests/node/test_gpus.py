@@ -20,7 +20,7 @@ from lamplighter.node.observe import gpus, processes
 from lamplighter.node.observe.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "gpus"
 A, B, C = (f"GPU-{letter * 8}-0000-1111-2222-{letter * 12}" for letter in "abc")
@@ -110,7 +110,9 @@ NA = {"used": "[N/A]", "total": "[N/A]", "reserved": "[N/A]"}
         (said([gpu(used="[gpu is lost]")]), UNKNOWN, ()),
         (said([gpu(total="[Insufficient Permissions]")]), UNKNOWN, ()),
         (said([gpu(reserved="[GPU requires reset]")]), UNKNOWN, ()),
+        (said([gpu(reserved="[GPU requires reset]")], [f"{A}, 10, x, 5"]), UNKNOWN, (10,)),
         (said([gpu(reserved="[Unknown Error]", used="3")]), UNKNOWN, ()),
+        (said([gpu(reserved="[Unknown Error]", used="3")], [f"{A}, 10, x, 5"]), HELD, (10,)),
         (said([gpu(name="[Unknown Error]", used="0 MiB")]), UNKNOWN, ()),
         (said([gpu(used="143772")]), UNKNOWN, ()),
         (said([gpu(used="-1")]), UNKNOWN, ()),
@@ -296,7 +298,50 @@ def mutate(rng: random.Random, tables: tuple[list[list[str]], list[list[str]]]) 
     return Sample(Answer(rcs[0], texts[0], errors[0]), Answer(rcs[1], texts[1], errors[1]))
 
 
-@settings(max_examples=1000, deadline=None)
+def spoiled_once(tables: tuple[list[list[str]], list[list[str]]]) -> Iterator[Sample]:
+    """Every single mutation of the output: each cell by each token, each row away or twice, each cut."""
+    for at, table in enumerate(tables):
+
+        def sample(text: str, rc: int | None = 0, err: str = "", at: int = at) -> Sample:
+            answers = [Answer(0, render(other), "") for other in tables]
+            answers[at] = Answer(rc, text, err)
+            return Sample(*answers)
+
+        whole = render(table)
+        for row in range(len(table)):
+            before, after = table[:row], table[row + 1 :]
+            yield sample(render([*before, *after]))
+            yield sample(render([*before, table[row], table[row], *after]))
+            for cell in range(len(table[row])):
+                for token in ODD:
+                    yield sample(render([*before, [*table[row][:cell], token, *table[row][cell + 1 :]], *after]))
+        for place in range(len(whole)):
+            yield sample(whole[:place])
+            for junk in JUNK:
+                yield sample(whole[:place] + junk + whole[place:])
+        for rc in (None, 1, 2, 9, 15, 18, 124, 127, 255, -9):
+            yield sample(whole, rc)
+        yield sample(whole, 0, JUNK[0])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Node([0, 131204], {}, set(), [0, 1]),
+        Node([0, 131204], {7: 1}, set(), [0, 1]),
+        Node([612, 4], {}, set(), [0]),
+        Node([4, 0], {}, {1}, [0, 1]),
+        Node([0], {}, {0}, [0]),
+    ],
+)
+def test_no_single_change_of_the_output_frees_what_is_not_free(node: Node) -> None:
+    expected = [node.uuid(at) for at in node.expected]
+    for sample in spoiled_once(node.sample()):
+        verdict = judge(sample, expected, dict.fromkeys(expected, 0), node.pids.__contains__)
+        assert verdict.word != FREED, sample
+
+
+@settings(max_examples=300, deadline=None)
 @given(nodes(), st.integers(0, 1 << 32))
 def test_no_spoiled_output_frees_what_is_not_free(node: Node, seed: int) -> None:
     expected = [node.uuid(at) for at in node.expected]
@@ -311,7 +356,7 @@ def test_no_spoiled_output_frees_what_is_not_free(node: Node, seed: int) -> None
     gpus.list_gpus(sample)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(nodes())
 def test_unspoiled_output_tells_the_truth(node: Node) -> None:
     rows, apps = node.sample()
