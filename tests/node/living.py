@@ -1,0 +1,141 @@
+"""Real processes for a test: started, watched by conditions, and each ended by its own identity."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lamplighter.node.act.launcher import Launched
+from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe.processes import Handle, Identity, Process
+
+PROJECT = Path(__file__).resolve().parents[2]
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+SLEEP = shutil.which("sleep") or "/bin/sleep"
+
+#: Starts the words of its arguments so that they outlive it, under another parent; prints their pid.
+_ABANDON = """
+import json, subprocess, sys
+argv, options = json.loads(sys.argv[1])
+print(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options).pid)
+"""
+
+
+def until(question: Callable[[], object], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if question():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def process_of(pid: int) -> Process:
+    process = processes.read_process(pid)
+    assert process is not None
+    return process
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether ``pid`` runs; a zombie does not."""
+    process = processes.read_process(pid)
+    return process is not None and not process.is_dead
+
+
+def members(launched: Launched) -> list[Process]:
+    """Look now: the living processes of a launched server."""
+    record = ownership.Recorded(launched.main, launched.supervisor)
+    return [process for process in ownership.members(record, processes.processes()) if not process.is_dead]
+
+
+class Living:
+    """The processes of one test; ``end`` ends them, also those that a launched server left behind."""
+
+    def __init__(self) -> None:
+        self._children: list[subprocess.Popen[Any]] = []
+        self._others: list[Identity] = []
+        self._launched: list[Launched] = []
+
+    def start(self, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+        child = subprocess.Popen(argv, **options)
+        self._children.append(child)
+        return child
+
+    def titled(self, title: str, **options: Any) -> Process:
+        """Start a process that shows ``title`` as its command line, and sleeps."""
+        child = self.start([title, "600"], executable=SLEEP, **options)
+        assert until(lambda: process_of(child.pid).title == title)
+        return process_of(child.pid)
+
+    def python(self, code: str, *arguments: str, **options: Any) -> Speaking:
+        """Start Python on ``code``, with the project importable, and wait for its first line."""
+        head = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+        words = [sys.executable, "-I", "-S", "-u", "-c", head + code, *arguments]
+        child = self.start(words, stdout=subprocess.PIPE, text=True, **options)
+        return Speaking(child, child.stdout.readline().strip())
+
+    def orphan(self, argv: list[str], **options: Any) -> Process:
+        """Start ``argv``; whoever started it has ended."""
+        import json
+
+        words = [sys.executable, "-I", "-S", "-c", _ABANDON, json.dumps([argv, options])]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        process = self.keep(int(done.stdout))
+        assert until(lambda: process_of(process.pid).title == argv[0])
+        return process_of(process.pid)
+
+    def keep(self, pid: int) -> Process:
+        """Take over a process that is not our child."""
+        process = process_of(pid)
+        self._others.append(process.identity)
+        return process
+
+    def keep_launched(self, launched: Launched) -> Launched:
+        self._launched.append(launched)
+        return launched
+
+    def end(self) -> None:
+        for launched in self._launched:
+            while found := members(launched):
+                for process in found:
+                    kill(process.identity)
+            kill(launched.supervisor)
+        for identity in self._others:
+            kill(identity)
+        for child in self._children:
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream:
+                    stream.close()
+
+
+class Speaking:
+    """A Python child and the first line that it said."""
+
+    def __init__(self, child: subprocess.Popen[Any], first_line: str) -> None:
+        self.child = child
+        self.pid = child.pid
+        self.first_line = first_line
+
+    def kill(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+
+def kill(identity: Identity) -> Identity:
+    handle = Handle.open(identity)
+    if handle is not None:
+        with handle, contextlib.suppress(OSError):
+            handle.signal(signal.SIGKILL)
+            handle.wait(5)
+    return identity

@@ -1,0 +1,216 @@
+"""Locks that heal themselves: held by the life of a process, and by nobody who merely descends from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.act import lock
+from lamplighter.node.layout import RunDirectory
+from tests.node.living import IS_ROOT, NOBODY, Living, Speaking, is_running, kill, process_of, until
+
+HOLD = """
+import time
+from lamplighter.node.act import lock
+held = lock.acquire("GPU 0", sys.argv[1])
+held.note({"run": "r1", "by": "ada@desk", "stage": "ready"})
+print("held")
+time.sleep(60)
+"""
+NOTE = {"run": "r1", "by": "ada@desk", "stage": "ready"}
+
+
+def hold(living: Living, path: Path) -> Speaking:
+    holder = living.python(HOLD, str(path))
+    assert holder.first_line == "held"
+    return holder
+
+
+def assert_locked(path: Path, holder: dict[str, object]) -> None:
+    with pytest.raises(lock.Locked) as caught:
+        lock.acquire("GPU 0", str(path))
+    assert (caught.value.what, caught.value.holder) == ("GPU 0", holder)
+    assert lock.holder_of(str(path)) == holder
+
+
+def test_others_are_told_who_holds_it(tmp_path: Path, living: Living) -> None:
+    assert lock.holder_of(str(tmp_path / "lock")) is None
+    hold(living, tmp_path / "lock")
+    assert_locked(tmp_path / "lock", NOTE)
+
+
+def test_a_shorter_note_replaces_a_longer_one(tmp_path: Path) -> None:
+    held = lock.acquire("GPU 0", str(tmp_path / "lock"))
+    held.note({"stage": "x" * 1000})
+    held.note({"stage": "y"})
+    assert_locked(tmp_path / "lock", {"stage": "y"})
+    held.release()
+
+
+def test_release_frees_it_and_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = lock.acquire("GPU 0", str(path))
+    inode = os.stat(path).st_ino
+    held.note(NOTE)
+    held.release()
+    assert lock.holder_of(str(path)) is None
+    assert os.stat(path).st_ino == inode
+    lock.acquire("GPU 0", str(path)).release()
+
+
+def test_a_killed_holder_holds_nothing_though_its_note_is_still_there(tmp_path: Path, living: Living) -> None:
+    path = tmp_path / "lock"
+    hold(living, path).kill()
+    assert path.read_text()
+    assert lock.holder_of(str(path)) is None
+    again = lock.acquire("GPU 0", str(path))
+    again.note({"run": "r2"})
+    assert_locked(path, {"run": "r2"})
+    again.release()
+
+
+def test_a_waiter_gets_it_as_soon_as_the_holder_is_killed(tmp_path: Path, living: Living) -> None:
+    holder = hold(living, tmp_path / "lock")
+    began = time.monotonic()
+    killer = threading.Timer(0.3, holder.kill)
+    killer.start()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=20).release()
+    killer.join()
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_a_waiter_gives_up_after_its_time(tmp_path: Path, living: Living) -> None:
+    hold(living, tmp_path / "lock")
+    began = time.monotonic()
+    with pytest.raises(lock.Locked):
+        lock.acquire("GPU 0", str(tmp_path / "lock"), wait=0.4)
+    assert 0.4 <= time.monotonic() - began < 5
+
+
+def test_a_look_at_the_holder_does_not_keep_anybody_out(tmp_path: Path, living: Living) -> None:
+    path = tmp_path / "lock"
+    lock.acquire("GPU 0", str(path)).release()
+    looking = living.python(
+        "from lamplighter.node.act import lock\nprint('looking')\nwhile True: lock.holder_of(sys.argv[1])", str(path)
+    )
+    assert looking.first_line == "looking"
+    for _ in range(500):
+        lock.acquire("GPU 0", str(path)).release()
+
+
+# ------------------------------------------------------------------------------------------- nobody else inherits it
+
+
+def test_a_tool_that_the_holder_started_does_not_hold_it(tmp_path: Path, living: Living) -> None:
+    code = HOLD.replace(
+        'print("held")', "import subprocess; print(subprocess.Popen(['sleep', '60'], close_fds=False).pid)"
+    )
+    holder = living.python(code, str(tmp_path / "lock"))
+    tool = living.keep(int(holder.first_line))
+    assert_locked(tmp_path / "lock", NOTE)
+    holder.kill()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=1).release()
+    assert is_running(tool.pid)
+
+
+def test_the_server_that_the_holder_launched_does_not_hold_it(tmp_path: Path, living: Living, runner_home: str) -> None:
+    code = """
+import time
+from lamplighter.node.act import launcher, lock
+from lamplighter.node.layout import RunDirectory
+held = lock.acquire("GPU 0", sys.argv[1])
+launch = RunDirectory(sys.argv[2]).launch("new")
+launched = launcher.launch_detached(["/bin/sleep", "60"], "/", launch, sys.argv[3], "lamplighter-test-lock")
+print(launched.main.pid, launched.supervisor.pid)
+time.sleep(60)
+"""
+    run = RunDirectory(str(tmp_path))
+    holder = living.python(code, str(tmp_path / "lock"), run.path, runner_home)
+    server, supervisor = (living.keep(int(word)) for word in holder.first_line.split())
+    assert_locked(tmp_path / "lock", {})
+    holder.kill()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=1).release()
+    assert is_running(server.pid)
+    assert is_running(supervisor.pid)
+    kill(server.identity)
+    assert until(lambda: not is_running(supervisor.pid))
+
+
+# ------------------------------------------------------------------------------------------------ users among others
+
+
+def test_the_shared_directory_is_everybodys_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", (str(tmp_path / "no" / "way"), str(tmp_path / "second")))
+    before = os.umask(0o077)
+    try:
+        path = lock.shared_path("gpu-0")
+        lock.acquire("GPU 0", path).release()
+    finally:
+        os.umask(before)
+    assert path == str(tmp_path / "second" / "gpu-0")
+    assert stat.S_IMODE(os.stat(tmp_path / "second").st_mode) == 0o1777
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
+    assert lock.shared_path("gpu-1") == str(tmp_path / "second" / "gpu-1")
+
+
+def test_no_directory_for_locks_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", (str(tmp_path / "no" / "way"),))
+    with pytest.raises(FileNotFoundError):
+        lock.shared_path("gpu-0")
+
+
+def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.acquire("GPU 0", str(tmp_path / "lock"))
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_file_of_another_user_in_a_sticky_directory_is_opened_without_creating(
+    open_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does with fs.protected_regular: O_CREAT on another user's file in a sticky directory is EACCES."""
+    path = open_dir / "lock"
+    path.touch()
+    real_open = os.open
+
+    def strict_open(name: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and not flags & os.O_EXCL and os.path.exists(name):
+            raise PermissionError(13, "Permission denied", name)
+        return real_open(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", strict_open)
+    lock.acquire("GPU 0", str(path)).release()
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can be two users")
+@pytest.mark.parametrize("first", [0, NOBODY])
+def test_two_users_keep_each_other_out(open_dir: Path, living: Living, runner_home: str, first: int) -> None:
+    second = NOBODY if first == 0 else 0
+    path = open_dir / "lock"
+
+    def as_user(uid: int, code: str) -> subprocess.Popen[str]:
+        head = f"import sys; sys.path.insert(0, {runner_home!r})\n"
+        words = ["/usr/bin/python3", "-I", "-S", "-u", "-c", head + code, str(path)]
+        return living.start(words, stdout=subprocess.PIPE, text=True, user=uid, group=uid, umask=0o077, cwd="/")
+
+    asking = (
+        "from lamplighter.node.act import lock\n"
+        "try:\n    lock.acquire('GPU 0', sys.argv[1]); print('mine')\n"
+        "except lock.Locked as locked: print(locked.holder['by'])\n"
+    )
+    holder = as_user(first, HOLD)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    assert os.stat(path).st_uid == process_of(holder.pid).uid == first
+    assert as_user(second, asking).communicate(timeout=20)[0] == "ada@desk\n"
+    holder.kill()
+    holder.wait()
+    assert as_user(second, asking).communicate(timeout=20)[0] == "mine\n"
