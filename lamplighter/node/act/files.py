@@ -7,12 +7,15 @@ swept by the next run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 from typing import Any, Union
 
 TEMP_PREFIX = ".tmp-"
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 
 def write_file(path: str, content: Union[str, bytes], mode: int = 0o600) -> None:
@@ -52,17 +55,30 @@ def point(link: str, target: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make ``path`` and its parents, private to their owner, durably."""
+    """Make ``path`` and the parents that it lacks, each private to its owner, durably."""
     if os.path.isdir(path):
         return
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    sync_directory(os.path.dirname(path))
+    parent = os.path.dirname(path)
+    if parent:
+        make_directory(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    sync_directory(parent)
 
 
 def place_directory(fresh: str, target: str) -> None:
-    """Put the complete directory ``fresh`` at ``target`` at once; one already there is moved aside and removed."""
+    """Put the complete directory ``fresh`` at ``target`` at once; one already there is removed.
+
+    The two change places, so that the name is never empty; only on a file system that cannot do this (some network
+    ones) there is a moment without, after which a crash leaves neither.
+    """
     parent = os.path.dirname(target)
-    if os.path.lexists(target):
+    if _exchange(fresh, target):
+        shutil.rmtree(fresh, ignore_errors=True)
+    elif os.path.lexists(target):
         aside = os.path.join(parent, f"{TEMP_PREFIX}{os.path.basename(target)}.{os.getpid()}.old")
         os.rename(target, aside)
         os.rename(fresh, target)
@@ -70,6 +86,14 @@ def place_directory(fresh: str, target: str) -> None:
     else:
         os.rename(fresh, target)
     sync_directory(parent)
+
+
+def _exchange(one: str, other: str) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:  # a C library older than glibc 2.28
+        return False
+    return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
 def remove_tree(path: str) -> None:
