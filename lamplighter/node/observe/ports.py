@@ -154,8 +154,8 @@ def _sockets() -> List[_Socket]:
 
 def _read_table(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as table:
-            return table.read()
+        with open(path, "rb") as table:
+            return table.read().decode("ascii", "replace")
     except OSError:  # no IPv6 on this node
         return ""
 
