@@ -110,6 +110,8 @@ def load_engine(name: str, roles: Path) -> Engine:
         if merged.get(key) is None:
             reason = "it is shared wording, not an engine to start" if key == "launch" else ""
             problems.add(top, f"{key} is missing{': ' if reason else ''}{reason}")
+    for location in _missing(merged):
+        problems.add(top, f"{location} is missing")
     problems.raise_if_any()
     compiled = {"name": name, **_complete(merged)}
     return Engine(name, compiled["launch"], compiled)
@@ -386,12 +388,26 @@ def _check(value: Value, problems: Problems) -> None:
     except ValidationError as error:
         for each in error.errors():
             location = each["loc"]
+            if each["type"] == "missing" and _is_of_a_section(location):
+                continue  # what this file extends may say it: asked again when all are merged
             path = ".".join(str(part) for part in location)
             if each["type"] == "extra_forbidden":
                 problems.add(_origin(value, location), f"{path}: unknown key{did_you_mean(str(location[-1]), _KNOWN)}")
                 continue
             said = _SAID.get(each["type"]) or each["msg"].removeprefix("Value error, ")
             problems.add(_origin(value, location), f"{path}: {said}")
+
+
+def _missing(merged: Mapping[str, Any]) -> list[str]:
+    try:
+        _File.model_validate({key: each for key, each in merged.items() if key != "ancestors"})
+    except ValidationError as error:
+        return [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "missing"]
+    return []
+
+
+def _is_of_a_section(location: tuple[int | str, ...]) -> bool:
+    return not any(isinstance(part, int) for part in location)
 
 
 def _origin(value: Value, location: tuple[int | str, ...]) -> Origin:

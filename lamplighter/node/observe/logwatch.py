@@ -33,6 +33,7 @@ BLOCK_REST = 40
 MOST_PIDS = 4096
 MOST_BLOCKS = 64
 MOST_MATCHES = 32
+MOST_SHAPES = 2000
 DETECT_BYTES = 256 * 1024
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -191,6 +192,10 @@ class LogWatch:
         self._any_traceback = False
         self._finished = False
         self._dying = False
+        self._stage: Optional[Tuple[bool, bool, int]] = None
+        self._done: Set[int] = set()
+        self._active: List[_Interest] = []
+        self._dull: Set[bytes] = set()
         self._events: List[LogEvent] = []
         self._now: Optional[float] = None
 
@@ -217,7 +222,7 @@ class LogWatch:
         if self._partial or self._continued:
             rest = bytes(self._partial)
             self._partial.clear()
-            self._piece(rest, self._interests(None), b"")
+            self._piece(rest, self._interests(rest), b"")
             self._continued = False
         self._finished = True
 
@@ -238,7 +243,8 @@ class LogWatch:
         """Bytes and characters held now: bounded, however long the log."""
         texts = sum(map(len, self._tail)) + sum(block.size for block in self._blocks.values())
         found = sum(each.size for each in (self._before, self._after))
-        return len(self._partial) + texts + found + (self._block.size if self._block else 0)
+        shapes = sum(map(len, self._dull))
+        return len(self._partial) + texts + found + shapes + (self._block.size if self._block else 0)
 
     def _take(self, data: bytes) -> None:
         buffer = self._partial
@@ -261,7 +267,10 @@ class LogWatch:
             self._skim(region)
             return
         lines = region.split(b"\n")
+        was_ready = self._is_ready
         for number, line in enumerate(lines):
+            if self._is_ready != was_ready:
+                interests = self._rules.interests  # after the ready line each signature is looked for anew
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
@@ -293,17 +302,33 @@ class LogWatch:
                 elif number < len(recent) - 1:
                     self._remember(_clean(piece), b"\n")
 
-    def _interests(self, region: Optional[bytes]) -> List[_Interest]:
-        """What can match in these bytes at all, by the plain text that each pattern needs; None: anything."""
-        if region is not None and b"\x1b" in region:
-            region = _COLOUR.sub(b"", region)
-        return [
-            each
-            for each in self._rules.interests
-            if (region is None or each.needs is None or each.needs in region)
-            and not (self._is_ready and each.only_before_ready)
-            and not (each.early and not self._is_early)
-        ]
+    def _interests(self, region: bytes) -> List[_Interest]:
+        """What can match in these bytes at all, by the plain text that each pattern needs.
+
+        Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
+        flood of such lines costs next to nothing.
+        """
+        stage = (self._is_ready, self._is_early, len(self._done))
+        if stage != self._stage:
+            self._stage = stage
+            self._dull.clear()
+            self._active = [each for each in self._rules.interests if self._is_wanted(each)]
+        shapes = set(_shape(_clean(region)).replace(b"\r", b"\n").split(b"\n"))
+        fresh = shapes - self._dull
+        text = b"\n".join(fresh)
+        found = [each for each in self._active if each.shape is None or each.shape in text]
+        if len(self._dull) > MOST_SHAPES:
+            self._dull.clear()
+        for shape in fresh:
+            if len(shape) < TEXT_CHARACTERS and not any(each.shape is None or each.shape in shape for each in found):
+                self._dull.add(shape)
+        return found
+
+    def _is_wanted(self, interest: _Interest) -> bool:
+        if self._is_ready and interest.only_before_ready:
+            return False
+        signature = interest.signature
+        return signature is None or not (signature.index in self._done or (signature.early and not self._is_early))
 
     @property
     def _is_early(self) -> bool:
@@ -318,7 +343,8 @@ class LogWatch:
         elif end is None and not self._continued:
             self._remember(clean[:TEXT_CHARACTERS], b"\n")
         self._order += 1
-        hits = [each for each in interests if each.needs is None or each.needs in clean]
+        # Whether a pattern is still wanted is asked again here: how the log was cut into regions must not matter.
+        hits = [each for each in interests if (each.needs is None or each.needs in clean) and self._is_wanted(each)]
         if self._closely:
             self._closely -= 1
         elif not hits:
@@ -424,6 +450,8 @@ class LogWatch:
                 self._block = None
                 self._dying = False
             return
+        if own.ended and self._rules.is_quiet(segment.text):
+            self._dying = False
         own.add(segment.text)
         body = segment.body.rstrip()
         if body[:1].strip() and self._rules.is_error(body):
@@ -465,6 +493,7 @@ class LogWatch:
                 phase = "http"
             else:
                 self._is_ready = True
+                self._done = set()
         if segment.rank is not None:
             self.ranks[segment.rank] = phase
         self._clock.enter(phase, segment.text, self._now)
@@ -496,7 +525,7 @@ class LogWatch:
     ) -> None:
         for each in interests:
             signature = each.signature
-            if signature is None or (signature.early and not self._is_early) or findings.is_full(signature, is_quiet):
+            if signature is None or findings.is_full(signature, is_quiet):
                 continue
             match = each.regex.search(segment.text)
             if match is None or (signature.unless is not None and signature.unless.search(segment.text)):
@@ -807,11 +836,12 @@ _PHASE, _PERCENT, _FAILURE, _WRAPPER, _CONTEXT, _HEAD, _CHAIN, _STOPPING, _PID =
 
 @dataclasses.dataclass(frozen=True)
 class _Interest:
-    """A pattern, and the bytes that must occur for it to match (None: it may match anything)."""
+    """A pattern and bytes that must occur for it to match, as they are and without digits; None: it may match any."""
 
     kind: int
     regex: Pattern[str]
     needs: Optional[bytes]
+    shape: Optional[bytes]
     name: str = ""
     after: Optional[str] = None
     signature: Optional[_Signature] = None
@@ -819,10 +849,6 @@ class _Interest:
     @property
     def only_before_ready(self) -> bool:
         return self.kind in (_PHASE, _PERCENT, _PID)
-
-    @property
-    def early(self) -> bool:
-        return self.signature is not None and self.signature.early
 
 
 class _Rules:
@@ -873,7 +899,9 @@ class _Rules:
         after: Optional[str] = None,
         signature: Optional[_Signature] = None,
     ) -> None:
-        self.interests.append(_Interest(kind, re.compile(pattern), needed_text(pattern), name, after, signature))
+        needs = needed_text(pattern)
+        shape = None if needs is None else _shape(needs)
+        self.interests.append(_Interest(kind, re.compile(pattern), needs, shape, name, after, signature))
 
     def prefixes_in(self, text: str) -> List[_Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
@@ -1007,6 +1035,10 @@ def _blocks(stream: Union[bytes, BinaryIO]) -> Iterator[bytes]:
 
 def _clean(raw: bytes) -> bytes:
     return _COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
+
+
+def _shape(text: bytes) -> bytes:
+    return text.translate(None, b"0123456789")
 
 
 def _around(text: str, at: int) -> str:
