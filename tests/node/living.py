@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lamplighter.node.act.launcher import Launched
+from lamplighter.node.act.launcher import Launched, launch_detached
+from lamplighter.node.layout import LaunchFiles
 from lamplighter.node.observe import ownership, processes
 from lamplighter.node.observe.processes import Handle, Identity, Process
 
@@ -83,10 +87,19 @@ class Living:
         child = self.start(words, stdout=subprocess.PIPE, text=True, **options)
         return Speaking(child, child.stdout.readline().strip())
 
+    def plain(self, code: str, **options: Any) -> str:
+        """Run the system's own Python, which every user may, on ``code``; return what it said."""
+        words = ["/usr/bin/python3", "-I", "-S", "-c", "import sys\n" + code]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def exit_code(self, pid: int) -> int:
+        """Wait for a child that was started here."""
+        return next(child for child in self._children if child.pid == pid).wait(timeout=10)
+
     def orphan(self, argv: list[str], **options: Any) -> Process:
         """Start ``argv``; whoever started it has ended."""
-        import json
-
         words = [sys.executable, "-I", "-S", "-c", _ABANDON, json.dumps([argv, options])]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         process = self.keep(int(done.stdout))
@@ -99,7 +112,11 @@ class Living:
         self._others.append(process.identity)
         return process
 
-    def keep_launched(self, launched: Launched) -> Launched:
+    def launch(self, command: list[str], launch: LaunchFiles, runner: str, directory: str = "/") -> Launched:
+        """Launch a server under its supervisor, as a worker does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # the supervisor is meant to outlive its Popen
+            launched = launch_detached(command, directory, launch, runner, f"lamplighter-test-{uuid.uuid4().hex}")
         self._launched.append(launched)
         return launched
 
