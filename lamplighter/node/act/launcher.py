@@ -7,6 +7,7 @@ the supervisor is killed, the server lives on and only its exit status is lost.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -72,17 +73,30 @@ def launch_detached(command: list[str], directory: str, launch: LaunchFiles, run
         env=bare_environment(),
         start_new_session=True,
     )
-    if supervisor.stdin:
-        supervisor.stdin.write(json.dumps(order).encode())
-        supervisor.stdin.close()
+    with contextlib.suppress(OSError):  # it died at once: its last words are read below
+        if supervisor.stdin:
+            supervisor.stdin.write(json.dumps(order).encode())
+            supervisor.stdin.close()
+    try:
+        return _await_record(supervisor, launch)
+    finally:
+        if supervisor.stderr:
+            supervisor.stderr.close()
+
+
+def _await_record(supervisor: subprocess.Popen[bytes], launch: LaunchFiles) -> Launched:
     deadline = time.monotonic() + BEGIN_SECONDS
     while True:
         launched = read_launched(launch)
         if launched is not None:
             return launched
-        if supervisor.poll() is not None or time.monotonic() > deadline:
+        if supervisor.poll() is not None:
             words = supervisor.stderr.read(4000).decode("utf-8", "replace").strip() if supervisor.stderr else ""
-            raise LaunchFailed(words or f"the supervisor ended with status {supervisor.poll()}")
+            raise LaunchFailed(words or f"the supervisor ended with status {supervisor.returncode}")
+        if time.monotonic() > deadline:
+            supervisor.kill()  # else it might start the server after we have said that it did not
+            supervisor.wait()
+            raise LaunchFailed(f"the supervisor wrote nothing within {BEGIN_SECONDS:.0f} s")
         time.sleep(0.01)
 
 
@@ -128,7 +142,8 @@ def supervise() -> NoReturn:
         _become_server(order, gate, opener)
     os.close(gate)
     _record(order, pid)
-    os.write(opener, b"go")
+    with contextlib.suppress(BrokenPipeError):  # it has failed already, before it came to the gate
+        os.write(opener, b"go")
     os.close(opener)
     while True:
         try:
@@ -136,7 +151,8 @@ def supervise() -> NoReturn:
         except ChildProcessError:
             os._exit(0)
         if gone == pid:
-            _record_exit(order, status)
+            with contextlib.suppress(OSError):  # a full disk: the descendants need their reaper all the same
+                _record_exit(order, status)
 
 
 def _detach() -> None:
@@ -165,7 +181,8 @@ def _become_server(order: dict[str, Any], gate: int, opener: int) -> NoReturn:
                 order["command"][0], order["command"]
             )
     except OSError as error:
-        os.write(2, f"{order['command'][0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+        what = error.filename or order["command"][0]
+        os.write(2, f"{what}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
     os._exit(127)
 
 
