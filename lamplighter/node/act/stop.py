@@ -41,7 +41,14 @@ class Ending:
         self._claimed: dict[Identity, Process] = {}
 
     def living(self) -> list[Process]:
-        """Look again: those claimed before and those found now, as far as they are alive."""
+        """Look again: those claimed before and those found now, as far as they are alive.
+
+        "None" takes two looks: a process that the first one had already seen may have left a child and ended before
+        that look was over.
+        """
+        return self._look() or self._look()
+
+    def _look(self) -> list[Process]:
         for process in self._find():
             self._claimed.setdefault(process.identity, process)
         return [process for process in self._claimed.values() if processes.is_alive(process.identity)]
