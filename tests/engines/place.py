@@ -19,7 +19,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 PIP_INSTALL = ["-m", "pip", "install", "--quiet", "--no-input", "--only-binary=:all:", "--no-deps"]
-CHECK = "import accelerate, torch, transformers; assert torch.version.cuda is None, 'this torch was built for CUDA'"
+CHECK = (
+    "import accelerate, torch, transformers.cli.transformers; "
+    "assert torch.version.cuda is None, 'this torch was built for CUDA'"
+)
 
 
 class NotBuildable(Exception):
