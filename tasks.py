@@ -74,6 +74,15 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=wait))
 
 
+@task(auto_shortflags=False, iterable=["host"], help=HELP)
+def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+    """Stop the server and start its current release again, whatever the inventory says by now."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(settings, host, server, lambda session, one, listen: session.run("restart", one, listen, wait=wait))
+
+
 @task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
 def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """Show a run from its first event, and follow it while it goes on. Reads only."""
@@ -224,7 +233,7 @@ def _command(*words: str) -> None:
         raise Exit(code=status if 0 < status < 128 else 1)
 
 
-ns = Collection(deploy, rollback, stop, start, attach, check, status, verify, logs, config, test)
+ns = Collection(deploy, rollback, stop, start, restart, attach, check, status, verify, logs, config, test)
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all))
 ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})

@@ -17,7 +17,8 @@ from lamplighter.node.worker import Run
 RUNS: dict[str, Callable[[Run], None]] = {
     "deploy": deploy.deploy,
     "rollback": deploy.roll_back_to,
-    "start": deploy.start,
+    "start": deploy.start_server,
+    "restart": deploy.restart,
     "stop": deploy.stop_server,
 }
 

@@ -424,14 +424,20 @@ class _Run:
             )
 
     def report(self) -> ServerReport:
+        known = self.end or self._unended()
         return dataclasses.replace(
-            self.end or self._unended(),
+            known,
+            durations={**known.durations, **self._after_the_end()},
             run=self.identity,
             verb=self.verb,
             stages=tuple(self.stages),
             failures=tuple(self.failures),
             warnings=tuple(self.warnings),
         )
+
+    def _after_the_end(self) -> dict[str, float]:
+        """Seconds of the stages that the control side adds behind the node's own."""
+        return {name: taken for name, taken in self._durations().items() if name not in events.STAGES}
 
     def _unended(self) -> ServerReport:
         known = self.error or ServerReport(

@@ -1,0 +1,179 @@
+"""The stages ``stage`` and ``commit``: releases on the node, which of them is good, current, or to be gone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from typing import Any, Optional
+
+from lamplighter.node import preflight
+from lamplighter.node.act import files
+from lamplighter.node.events import Exit
+from lamplighter.node.layout import ReleaseDirectory, read_json
+from lamplighter.node.plan import Plan
+from lamplighter.node.stages.locks import lock_resources
+from lamplighter.node.worker import Run, StageFailure
+
+
+def write_release(run: Run) -> Optional[str]:
+    """Write the release of the request beside the others; a complete and equal one stays as it is."""
+    wanted = run.request["release"]
+    release = run.home.release(wanted["digest"])
+    files.make_directory(run.home.releases)
+    fresh = os.path.join(run.home.releases, f"{files.TEMP_PREFIX}{release.digest}.{os.getpid()}")
+    try:
+        if not _is_complete(release, wanted["files"]):
+            for name, content in wanted["files"].items():
+                path = os.path.join(fresh, name)
+                files.make_directory(os.path.dirname(path))
+                files.write_file(path, content["text"], content["mode"])
+            files.place_directory(fresh, release.path)
+        _write_environment(run, release)
+        files.write_json(release.plan, {"server": run.request["server"], "engine": run.engine})
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise StageFailure(
+            Exit.REFUSED,
+            f"cannot write release {release.digest}",
+            cause="disk_full" if error.errno == 28 else "files",
+            evidence=f"{error.filename or release.path}: {error.strerror}",
+            hint=f"make room or mend the file system below {run.home.path}",
+        ) from error
+    run.release = release
+    return None
+
+
+def _is_complete(release: ReleaseDirectory, wanted: dict[str, Any]) -> bool:
+    for name, content in wanted.items():
+        path = os.path.join(release.path, name)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            if (
+                data != content["text"].encode("utf-8", "surrogateescape")
+                or os.stat(path).st_mode & 0o777 != content["mode"]
+            ):
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _write_environment(run: Run, release: ReleaseDirectory) -> None:
+    """Write what only the node knows, and what only its owner may read: the GPUs' UUIDs and the secrets."""
+    values = dict(run.request.get("secrets") or {})
+    if not run.plan.uses_gpus:
+        values["CUDA_VISIBLE_DEVICES"] = ""
+    elif run.plan.gpus != "all":
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(run.uuids)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
+    files.write_file(release.env, "".join(lines))
+
+
+def use_earlier_release(run: Run) -> Optional[str]:
+    """Choose a release that is on the node: the one asked for, or the last good one that is not current."""
+    wanted = run.request.get("to")
+    if wanted:
+        matching = [release for release in run.home.all_releases() if release.digest.startswith(wanted)]
+        if len(matching) != 1:
+            known = ", ".join(release.digest for release in run.home.all_releases()) or "none"
+            problem = "no release" if not matching else f"{len(matching)} releases"
+            raise StageFailure(
+                Exit.REFUSED, f"{problem} of {run.plan.name} begin with {wanted!r}", evidence=f"on the node: {known}"
+            )
+        release = matching[0]
+    else:
+        current = run.home.current_release()
+        others = [release for release in good_releases(run) if current is None or release.digest != current.digest]
+        if not others:
+            raise StageFailure(
+                Exit.REFUSED,
+                f"there is no earlier good release of {run.plan.name} to roll back to",
+                hint="deploy one first; `status` shows what serves",
+            )
+        release = others[0]
+    use(run, release)
+    return None
+
+
+def use_current_release(run: Run) -> Optional[str]:
+    """Choose the release that became ready last; refuse where a server is running already."""
+    release = run.home.current_release()
+    if release is None:
+        raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} has ever become ready here", hint="deploy it")
+    if run.request["verb"] == "start" and preflight.what_serves(run.home) is not None:
+        raise StageFailure(
+            Exit.REFUSED, f"{run.plan.name} is serving already", hint="`restart` or `deploy` replaces it"
+        )
+    use(run, release)
+    return None
+
+
+def use(run: Run, release: ReleaseDirectory) -> None:
+    record = read_json(release.plan)
+    if record is None:
+        raise StageFailure(Exit.REFUSED, f"release {release.digest} is damaged: plan.json is unreadable")
+    run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
+    run.uuids = lock_resources(run, run.plan)
+
+
+def commit(run: Run) -> Optional[str]:
+    """Make the release the current one, write down that it is good, and prune old ones."""
+    assert run.release is not None
+    mark(run, run.release, "good", None)
+    make_current(run, run.release)
+    _prune(run, keep={run.release.digest})
+    return None
+
+
+def make_current(run: Run, release: ReleaseDirectory) -> None:
+    """Let ``current`` point to the release that has just answered, and the server's record say so."""
+    files.point(run.home.current, os.path.join("releases", release.digest))
+    record = read_json(run.home.record) or {}
+    files.write_json(run.home.record, {**record, "ready": True, "since": run.new_answered_at})
+
+
+def rollback_target(run: Run) -> Optional[ReleaseDirectory]:
+    """Return the release to go back to: the current one, unless it is the one that failed and another is good."""
+    current = run.home.current_release()
+    if current is None:
+        return None
+    if run.release is None or current.digest != run.release.digest:
+        return current
+    others = [release for release in good_releases(run) if release.digest != current.digest]
+    return others[0] if others else current
+
+
+def good_releases(run: Run) -> list[ReleaseDirectory]:
+    """Return the releases that became ready when they ran last, newest first."""
+    dated = []
+    for release in run.home.all_releases():
+        verdict = read_json(release.verdict)
+        if verdict is not None and verdict.get("verdict") == "good":
+            dated.append((float(verdict["t"]), release))
+    return [release for _, release in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+
+
+def mark(run: Run, release: ReleaseDirectory, word: str, failure: Optional[StageFailure]) -> None:
+    files.write_json(
+        release.verdict,
+        {
+            "verdict": word,
+            "t": time.time(),
+            "run": run.directory.run_id,
+            "cause": failure.cause if failure else None,
+            "message": failure.message if failure else "",
+        },
+    )
+
+
+def _prune(run: Run, keep: set[str]) -> None:
+    """Remove all but the newest ``keep_releases``; never the current one nor the one to roll back to."""
+    good = good_releases(run)
+    keep = keep | {release.digest for release in good[:2]}
+    dated = sorted(run.home.all_releases(), key=lambda release: os.stat(release.plan).st_mtime, reverse=True)
+    for release in dated[run.plan.keep_releases :]:
+        if release.digest not in keep:
+            files.remove_tree(release.path)

@@ -1,0 +1,259 @@
+"""The main job against a node in a box: deploy, redeploy, crash, roll back, detach. Every command is the user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.events import STAGES, Exit
+from tests.driver import ask, eventually
+from tests.lab.conftest import Box
+
+NASTY = "a b; touch /tmp/pwn $(id) 'x' \"y\"\nsecond line \\ `z` ! \u00e9"
+
+
+def test_first_deploy_and_redeploy(box: Box) -> None:
+    first = box.deploy()
+    assert first.code == Exit.OK, first
+    report = first.server("box", "demo")
+    assert report["outcome"] == "deployed"
+    assert set(report["durations"]) == {*STAGES, "verify"}
+    assert report["ready_seconds"] > 0
+    assert report["downtime_seconds"] is None  # nothing served before
+    assert box.serves()
+
+    second = box.deploy()
+    report = second.server("box", "demo")
+    assert report["outcome"] == "deployed"
+    assert report["downtime_seconds"] > 0
+    assert report["serving"]["pid"] != first.server("box", "demo")["serving"]["pid"]
+    assert box.serves()
+
+
+def test_status_logs_check_verify_config_speak_json_and_text(box: Box) -> None:
+    box.deploy()
+    status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+    assert status["state"] == "serving"
+    assert status["run"] is None
+    assert "serving" in box.run("status").stdout
+    assert "fired up and ready to roll" in box.run("logs").stdout
+    checked = json.loads(box.run("check", "--json").stdout)["check"]["hosts"]["box"]["servers"]["demo"]
+    assert {found["level"] for found in checked["findings"]} == {"ok"}
+    assert {row["action"] for row in checked["would_stop"]} == {"stop"}
+    verified = box.run("verify", "--json")
+    assert verified.code == Exit.OK
+    checks = json.loads(verified.stdout)["verify"]["hosts"]["box"]["servers"]["demo"]["checks"]
+    assert len(checks) >= 6
+    assert {check["outcome"] for check in checks} == {"passed"}
+    config = json.loads(box.run("config", "--json").stdout)
+    assert config["servers"]["demo"]["port"] == box.port
+    assert config["origins"]["servers.demo.port"].endswith(
+        ".yml:" + config["origins"]["servers.demo.port"].split(":")[-1]
+    )
+
+
+def test_crash_is_reported_at_once_and_the_old_server_serves_again(box: Box) -> None:
+    box.deploy()
+    box.configure(args={"lab-fail": "die:graphs"})
+    done = box.deploy()
+    assert done.code == Exit.ROLLED_BACK, done
+    report = done.server("box", "demo")
+    assert report["outcome"] == "rolled_back"
+    assert report["stage"] == "ready"
+    assert report["phase"] == "graphs"
+    assert report["evidence"]
+    assert report["serving"]["release"] != report["release"]
+    assert box.serves()
+    died_at = json.loads(next((box.state / "runs" / report["run"]).glob("exit.json")).read_text())["t"]
+    told_at = next(event["t"] for event in done.events if event["event"] == "failure")
+    assert told_at - died_at < 2.0
+
+
+def test_first_deploy_ever_that_crashes_says_that_nothing_serves(box: Box) -> None:
+    box.configure(args={"lab-fail": "die:graphs"})
+    done = box.deploy()
+    assert done.code == Exit.CRASHED, done
+    report = done.server("box", "demo")
+    assert report["outcome"] == "failed"
+    assert report["serving"] is None
+    assert "nothing is serving" in report["message"]
+    assert not box.serves()
+    box.configure()
+    assert box.deploy().code == Exit.OK  # no cleaning up by hand
+
+
+def test_out_of_time_rolls_back(box: Box) -> None:
+    box.deploy()
+    box.configure(args={"lab-fail": "hang:weights"}, timeouts={"ready": 15})
+    done = box.deploy()
+    assert done.code == Exit.ROLLED_BACK, done
+    failure = next(event for event in done.events if event["event"] == "failure")
+    assert "not ready after 15 s, in phase" in failure["message"]
+    assert box.serves()
+
+
+def test_wrong_model_is_not_waited_for(box: Box) -> None:
+    box.configure(args={"lab-fail": "wrong-model"})
+    done = box.deploy()
+    assert done.code == Exit.NOT_READY, done
+    assert "demo-model" in done.server("box", "demo")["message"]
+    assert not box.serves()
+
+
+def test_odd_values_arrive_byte_for_byte_and_run_nothing(box: Box) -> None:
+    Path("/tmp/pwn").unlink(missing_ok=True)
+    model = box.home / f"model {NASTY}"
+    model.mkdir(parents=True)
+    box.configure(
+        host={"root": f"~/root {NASTY}"},
+        model=str(model),
+        env={"ODD": NASTY, "FORCED": {"value": NASTY, "mode": "force"}},
+        args={"chat-template": NASTY},
+    )
+    done = box.deploy()
+    assert done.code == Exit.OK, done
+    status, seen = ask(box.port, "/lab/environ")
+    assert status == 200
+    assert len(seen["processes"]) >= 3
+    for process in seen["processes"]:
+        assert process["environ"]["ODD"] == NASTY
+        assert process["environ"]["FORCED"] == NASTY
+    words = next(process["argv"] for process in seen["processes"] if "--chat-template" in process["argv"])
+    assert words[words.index("--chat-template") + 1] == NASTY
+    assert words[words.index("--model-path") + 1] == str(model)
+    assert (box.home / f"root {NASTY}" / "servers" / "demo" / "current").exists()
+    assert not Path("/tmp/pwn").exists()
+
+
+def test_control_process_killed_while_waiting_for_ready(box: Box) -> None:
+    box.configure(env={"LAB_SPEED": "8"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == "stage_start" and event["stage"] == "ready":
+                process.send_signal(signal.SIGKILL)
+                break
+    assert not box.serves()
+    attached = box.run("attach", "--json")
+    assert attached.code == Exit.OK, attached
+    assert attached.server("box", "demo")["outcome"] == "deployed"
+    numbers = [event["seq"] for event in attached.events if "seq" in event]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert box.serves()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, Exit.DETACHED), (signal.SIGTERM, Exit.DETACHED)])
+def test_interrupted_deploy_detaches(box: Box, number: signal.Signals, code: Exit) -> None:
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        assert process.stdout is not None
+        line = ""
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == "stage_start" and event["stage"] == "ready":
+                process.send_signal(number)
+                break
+        line = process.stdout.readlines()[-1]
+        assert process.wait(20) == code
+    assert json.loads(line)["report"]["outcome"] == "detached"
+    eventually(box.serves)
+
+
+def test_second_deploy_meets_the_lock(box: Box) -> None:
+    box.configure(env={"LAB_SPEED": "5"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line).get("stage") == "free":
+                break
+        second = box.deploy()
+        assert second.code == Exit.LOCKED, second
+        report = second.server("box", "demo")
+        assert "is locked by run" in report["message"]
+        assert "at stage" in report["message"]
+        status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+        assert status["run"]["verb"] == "deploy"
+        waited = box.deploy("--wait", "60")
+    assert waited.code == Exit.OK, waited
+
+
+def test_stop_start_rollback(box: Box) -> None:
+    first = box.deploy().server("box", "demo")["release"]
+    box.configure(env={"NCCL_PROTO": "Simple"})
+    second = box.deploy().server("box", "demo")["release"]
+    assert first != second
+
+    stopped = box.run("stop", "--json")
+    assert stopped.code == Exit.OK
+    assert stopped.server("box", "demo")["serving"] is None
+    assert not box.serves()
+    assert box.run("stop", "--json").code == Exit.OK  # twice changes nothing
+
+    started = box.run("start", "--json")
+    assert started.server("box", "demo")["serving"]["release"] == second
+    assert box.run("start", "--json").code == Exit.REFUSED
+    assert box.serves()
+
+    back = box.run("rollback", "--json")
+    assert back.code == Exit.OK, back
+    assert back.server("box", "demo")["serving"]["release"] == first
+    forth = box.run("rollback", "--json", "--to", second[:6])
+    assert forth.server("box", "demo")["serving"]["release"] == second
+    assert box.run("rollback", "--json", "--to", "ffff").code == Exit.REFUSED
+    assert box.serves()
+
+
+def test_taken_port_is_refused_and_its_owner_left_alone(box: Box) -> None:
+    command = ["python3", "-m", "http.server", "--bind", "127.0.0.1", str(box.port)]
+    owner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: is_open(box.port))
+        done = box.deploy()
+        assert done.code == Exit.REFUSED, done
+        report = done.server("box", "demo")
+        assert report["cause"] == "port_in_use"
+        assert str(owner.pid) in report["evidence"]
+        assert owner.poll() is None
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_killed_worker_is_said_so_and_the_next_deploy_repairs(box: Box) -> None:
+    box.deploy()
+    box.configure(env={"LAB_SPEED": "5"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == "stage_start" and event["stage"] == "ready":
+                worker = json.loads((box.state / "runs" / event["run"] / "worker.json").read_text())
+                os.kill(worker["pid"], signal.SIGKILL)
+                break
+        process.stdout.read()
+        assert process.wait(20) == Exit.INTERNAL
+    box.configure()
+    done = box.deploy()
+    assert done.code == Exit.OK, done
+    assert box.serves()
+
+
+def test_old_releases_are_pruned(box: Box) -> None:
+    digests = []
+    for number in range(4):
+        box.configure(env={"NUMBER": str(number)}, keep_releases=2)
+        digests.append(box.deploy().server("box", "demo")["release"])
+    left = {path.name for path in (box.state / "releases").iterdir()}
+    assert left == set(digests[-2:])
+    assert not list(box.state.rglob(".tmp-*"))
