@@ -478,6 +478,36 @@ def test_what_python_survives_is_a_failure_only_while_nothing_follows() -> None:
     assert diagnose(goes_on + HEAD + "AssertionError: 32 is not divisible by 6\n").cause == "tp_divisibility"
 
 
+def test_what_a_server_may_handle_is_a_failure_only_while_nothing_follows_or_something_says_so() -> None:
+    handled = "[2026-03-01 10:00:00 TP1] no cache: PermissionError: [Errno 13] Permission denied: '/x'\n"
+    assert diagnose(handled).cause == "permission"
+    assert diagnose(handled + "Load weight begin.\n").outcome == "running"
+    later = handled + "Load weight begin.\n" + HEAD
+    assert diagnose(later + "AssertionError: 32 is not divisible by 6\n").cause == "tp_divisibility"
+    # Rank 0 went on for a while; that rank 1 died of it, a wrapper says.
+    fatal = (
+        HEAD
+        + "PermissionError: [Errno 13] Permission denied: '/x'\n"
+        + "[2026-03-01 10:00:00 TP0] Load weight begin.\n"
+    )
+    assert diagnose(fatal + "RuntimeError: NCCL error: unhandled system error\n").cause == "permission"
+    first = "huggingface_hub.errors.LocalEntryNotFoundError: x\n\nThe above exception was the direct cause of the following exception:\n\nOSError: x is not a local folder and is not a valid model identifier\n"
+    assert diagnose(first).cause == "hub_offline"
+
+
+def test_the_pids_of_nccl_lines_are_ours() -> None:
+    oom = OOM.format(wanted="20.00 GiB", free="1.00 GiB") + "Process 4242 has 60.00 GiB memory in use. " + ITSELF
+    assert diagnose("gpu-1:4242:4242 [3] ras/client_support.cc:171 NCCL WARN x\n" + oom).cause == "gpu_oom"
+    assert diagnose("gpu-1:4242:4250 [3] NCCL INFO x\n" + oom).cause == "gpu_oom"
+
+
+def test_every_line_of_a_traceback_may_carry_the_prefix() -> None:
+    log = "".join(f"[rank2]: {line}\n" for line in [*HEAD.splitlines()[1:], "zebra.StripeError: too many"])
+    found = diagnose("[rank2]: Traceback (most recent call last):\n" + log)
+    assert (found.outcome, found.cause, found.rank) == ("failed", None, 2)
+    assert found.evidence == "[rank2]: zebra.StripeError: too many"
+
+
 # -- phases and progress
 
 WORDING = {

@@ -566,21 +566,22 @@ class LogWatch:
         is_ready = self._is_ready and self._denial(self._after) is None
         findings = self._after if is_ready else _Findings.both(self._before, self._after)
         phase = "ready" if is_ready else "http" if self._is_ready else (self.phase or "boot")
-        best = self._best(findings)
+        candidates = self._candidates(findings)
         if is_ready:
             failed = exited or findings.wrapper is not None
         else:
             failed = (
                 exited
                 or findings.wrapper is not None
-                or (best is not None and self._is_strong(best))
+                or any(map(self._is_strong, candidates))
                 or (self._finished and self._dying)
             )
         if not failed:
             return self._answer("ready" if is_ready else "running", phase)
-        if best is None:
+        if not candidates:
             place = findings.error or findings.consequence or findings.wrapper
             return self._answer("failed", phase, place=place)
+        best = min(candidates, key=self._rank_of_cause)
         signature = best.signature
         return self._answer("failed", phase, signature.cause, best.place, self._rules.hints.get(signature.cause, ""))
 
@@ -605,19 +606,17 @@ class LogWatch:
             phases=self._clock.times(self._tail, self._now),
         )
 
-    def _best(self, findings: _Findings) -> Optional[_Match]:
-        candidates = [
-            each for each in findings.matches if each.memory is None or each.memory.accuses_others(self.own_pids)
-        ]
-        telling = {each.place.order for each in candidates if not each.signature.vague}
-        candidates = [each for each in candidates if not (each.signature.vague and each.place.order in telling)]
-        return min(candidates, key=lambda each: (each.weight, each.place.order, each.signature.index), default=None)
+    def _candidates(self, findings: _Findings) -> List[_Match]:
+        found = [each for each in findings.matches if each.memory is None or each.memory.accuses_others(self.own_pids)]
+        telling = {each.place.order for each in found if not each.signature.vague}
+        return [each for each in found if not (each.signature.vague and each.place.order in telling)]
+
+    def _rank_of_cause(self, match: _Match) -> Tuple[float, int, int]:
+        return match.weight(self._markers), match.place.order, match.signature.index
 
     def _is_strong(self, match: _Match) -> bool:
         """Whether the match alone shows a failure: not a mere warning, nor something the start went on after."""
-        if match.is_quiet:
-            return False
-        return not match.signature.survivable or match.markers == self._markers
+        return not match.is_quiet and not match.was_survived(self._markers)
 
 
 # -- parts of the reading
@@ -724,12 +723,17 @@ class _Match:
     markers: int
     memory: Optional[_Memory]
 
-    @property
-    def weight(self) -> float:
-        """The lower, the more it explains: specific, survivable, general, vague, consequence; a warning last of all."""
+    def weight(self, markers: int) -> float:
+        """The lower, the more it explains: specific, general, vague, consequence; a warning last of all.
+
+        What may be survived and was, to judge by the phases after it, stands behind what was not.
+        """
         signature = self.signature
-        weight = 0.5 * signature.survivable + 1.0 * signature.general + 1.5 * signature.vague
-        return weight + 2.0 * signature.consequence + 10.0 * self.is_quiet
+        weight = 1.0 * signature.general + 1.5 * signature.vague + 2.0 * signature.consequence
+        return weight + 0.9 * self.was_survived(markers) + 10.0 * self.is_quiet
+
+    def was_survived(self, markers: int) -> bool:
+        return self.signature.survivable and self.markers != markers
 
 
 class _Findings:
