@@ -110,7 +110,7 @@ def ensure_up(name: str, directory: Path, *, gpus: int = 2) -> Endpoint:
         port = _answering_port(layout)
         if port is None:
             _end_server(layout)
-            _prepare(layout, gpus)
+            _furnish(layout, gpus)
             port = _start(layout)
         return _endpoint(layout, port)
 
@@ -128,8 +128,16 @@ def down(name: str, directory: Path) -> bool:
         return _end_server(layout) or found
 
 
+def prepare(name: str, directory: Path, *, gpus: int = 2) -> Path:
+    """Make a node's directory, programs and GPUs without starting it; returns the directory. Keeps GPUs it has."""
+    layout = _layout(name, directory)
+    with _taking_turns(layout):
+        _furnish(layout, gpus)
+    return layout.root
+
+
 def processes(name: str, directory: Path) -> list[int]:
-    """Every process on the node: recorded in its ledger, started by a command over SSH, or below one of these."""
+    """Every process on the node: recorded in its ledger, or started below its home by a command over SSH."""
     return sorted(_processes(_layout(name, directory)))
 
 
@@ -179,7 +187,7 @@ def _user() -> pwd.struct_passwd:
     return pwd.getpwuid(os.getuid())
 
 
-def _prepare(layout: Layout, gpus: int) -> None:
+def _furnish(layout: Layout, gpus: int) -> None:
     for directory in (layout.home, layout.bin, layout.gpu / "ledger", layout.ssh):
         directory.mkdir(parents=True, exist_ok=True)
     layout.ssh.chmod(0o700)
@@ -320,27 +328,24 @@ def _processes(layout: Layout) -> dict[int, int]:
     record = ledger.read_json(str(layout.record))
     spared = {*_ancestors(os.getpid()), record["pid"] if isinstance(record, dict) else 0}
     found = {entry.pid: entry.start for entry in ledger.allocations(str(layout.gpu)) if entry.is_alive()}
-    # A title set by setproctitle destroys the environment in /proc: such processes are in the ledger, or in the
-    # session of one that is found by its environment.
-    mark = b"\0HOME=" + os.fsencode(layout.home) + b"\0"
-    sessions: dict[int, int] = {}
-    marked: set[int] = set()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        pid = int(entry.name)
-        try:
-            sessions[pid] = os.getsid(pid)
-            if mark in b"\0" + (entry / "environ").read_bytes() + b"\0":
-                marked.add(pid)
-        except OSError:
-            continue  # gone, or another user's
-    own = {sessions[pid] for pid in marked} - {sessions[pid] for pid in spared if pid in sessions}
-    for pid in marked | {pid for pid, session in sessions.items() if session in own}:
-        start = ledger.start_of(pid)
-        if start is not None:
-            found[pid] = start
+        if entry.name.isdigit() and _is_started_on(layout, entry):
+            start = ledger.start_of(int(entry.name))
+            if start is not None:
+                found[int(entry.name)] = start
     return {pid: start for pid, start in found.items() if pid not in spared}
+
+
+def _is_started_on(layout: Layout, process: Path) -> bool:
+    """Does ``process`` (its directory in /proc) have the node's HOME? A shell of somebody who looks around has not."""
+    try:
+        environ = b"\0" + (process / "environ").read_bytes()
+        if b"\0HOME=" in environ:
+            return b"\0HOME=" + os.fsencode(layout.home) + b"\0" in environ
+        # setproctitle destroys what /proc shows of the environment, but not the working directory.
+        return (process / "cwd").readlink().is_relative_to(layout.home)
+    except OSError:
+        return False  # gone, or another user's
 
 
 def _ancestors(pid: int) -> Iterator[int]:

@@ -562,7 +562,7 @@ def _pmon(board: Board, _options: Options, _control: dict[str, Any]) -> str:
     for gpu in board.gpus:
         rows = [(str(app.pid), "C", os.path.basename(app.name)) for app in gpu.apps] or [("-", "-", "-")]
         dashes = "".join(f"{'-':>7}" for _ in range(6))
-        out += [f"{gpu.index:>5} {pid:>10} {kind:>6}{dashes}    {name:<15}\n" for pid, kind, name in rows]
+        out += [f"{gpu.index:>5} {pid:>10} {kind:>5}{dashes}    {name:<15}\n" for pid, kind, name in rows]
     return "".join(out)
 
 

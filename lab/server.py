@@ -62,8 +62,10 @@ def main(words: Sequence[str]) -> int:
     launcher = Launcher(arguments)
     signal.signal(signal.SIGQUIT, launcher.on_child_failed)
     launcher.start_workers()
-    infos = launcher.await_workers()
-    return Front(arguments, launcher, infos).run()
+    try:
+        return Front(arguments, launcher, launcher.await_workers()).run()
+    finally:
+        launcher.kill_children(include_parent=False)
 
 
 def _boot(arguments: Arguments) -> None:
@@ -198,8 +200,7 @@ class Launcher:
                 "check.",
             )
         )
-        self.kill_children(include_parent=False)
-        os._exit(1)
+        sys.exit(1)
 
     def on_child_failed(self, *_: object) -> None:
         """SIGQUIT, which a failing scheduler sends."""
@@ -295,7 +296,6 @@ class Front:
         while not self.is_ready and time.monotonic() < deadline:
             time.sleep(0.01)
         say("INFO:     Application shutdown complete.")
-        self.launcher.kill_children(include_parent=False)
         return 3
 
     def shut_down(self, server: Server) -> int:
@@ -305,7 +305,6 @@ class Front:
         say("INFO:     Waiting for application shutdown.")
         say("INFO:     Application shutdown complete.")
         say(f"INFO:     Finished server process [{os.getpid()}]")
-        self.launcher.kill_children(include_parent=False)
         return 0
 
     def authority(self) -> str:

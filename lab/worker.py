@@ -428,11 +428,11 @@ def _pause(arguments: Arguments, seconds: float) -> None:
 
 
 def _settle(title: str) -> None:
-    """What comes after the imports: the title, and death with the launcher."""
+    """What comes after the imports: death with the launcher, and the title."""
     import setproctitle  # as late as the original
 
-    setproctitle.setproctitle(title)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    setproctitle.setproctitle(title)
 
 
 def _identity(role: str) -> dict[str, Any]:
