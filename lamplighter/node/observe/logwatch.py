@@ -32,6 +32,7 @@ BLOCK_PIECES = 400
 BLOCK_REST = 40
 MOST_PIDS = 4096
 MOST_BLOCKS = 64
+MOST_RANKS = 1024
 MOST_MATCHES = 32
 MOST_SHAPES = 2000
 DETECT_BYTES = 256 * 1024
@@ -494,7 +495,7 @@ class LogWatch:
             else:
                 self._is_ready = True
                 self._done = set()
-        if segment.rank is not None:
+        if segment.rank is not None and (segment.rank in self.ranks or len(self.ranks) < MOST_RANKS):
             self.ranks[segment.rank] = phase
         self._clock.enter(phase, segment.text, self._now)
         if phase != self.phase:
