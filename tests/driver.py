@@ -49,10 +49,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Driver:
-    """An inventory directory, and the commands on it. ``prefix`` runs them elsewhere (in a test network)."""
+    """An inventory directory, and the commands on it.
+
+    ``prefix`` runs them elsewhere (in a test network), ``home`` is their home directory.
+    """
 
     inventory: Path
     prefix: tuple[str, ...] = ()
+    home: Path | None = None
 
     def write(self, host: str, variables: Mapping[str, Any]) -> None:
         """Make the inventory say this of ``host``, and have no other host."""
@@ -63,7 +67,8 @@ class Driver:
         return [*self.prefix, sys.executable, "-m", "invoke", "--search-root", str(PROJECT), *words]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "LAMPLIGHTER_INVENTORY": str(self.inventory), "TERM": "dumb"}
+        home = {"HOME": str(self.home)} if self.home else {}
+        return {**os.environ, **home, "LAMPLIGHTER_INVENTORY": str(self.inventory), "TERM": "dumb"}
 
     def run(self, *words: str, timeout: float = 120) -> Done:
         """Run a command to its end."""

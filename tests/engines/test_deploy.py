@@ -1,0 +1,87 @@
+"""A real LLM server, `transformers serve` with a tiny model, deployed to a node with real OpenSSH."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from lamplighter.node.events import Exit
+from tests.driver import Driver, eventually
+from tests.nodes.park import Node, NodePark
+
+PORT = 8000
+
+
+class Served:
+    """A node with the engine, and an inventory that wants it there."""
+
+    def __init__(self, park: NodePark, node: Node, engine: Path, model: Path, directory: Path) -> None:
+        self.node = node
+        self.model = str(model)
+        self.python = str(engine / "bin" / "python")
+        self.driver = Driver(directory / "inventory", prefix=tuple(park.hub_words([])), home=park.home)
+
+    def deploy(self, *words: str, **server: Any) -> Any:
+        wanted = {
+            "engine": "transformers",
+            "model": self.model,
+            "python": self.python,
+            "port": PORT,
+            "gpus": [],
+            "args": {"device": "cpu"},
+            "env": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MARK": "one"},
+            **server,
+        }
+        self.driver.write("gpu1", {**self.node.connection(), "servers": {"tiny": wanted}})
+        return self.driver.run("deploy", "--json", "--host", "gpu1", *words, timeout=300)
+
+    def completion(self) -> str | None:
+        body = json.dumps({"model": self.model, "prompt": "Hello", "max_tokens": 3})
+        url = f"http://127.0.0.1:{PORT}/v1/completions"
+        done = self.node.exec(
+            ["curl", "-sf", "-m", "60", "-H", "Content-Type: application/json", "-d", body, url], check=False
+        )
+        return json.loads(done.stdout)["choices"][0]["text"] if done.returncode == 0 else None
+
+
+def test_deployed_redeployed_crashed_and_rolled_back(
+    park: NodePark, node: Node, transformers_engine: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    served = Served(park, node, transformers_engine, tiny_model, tmp_path)
+    first = served.deploy()
+    assert first.code == Exit.OK, first
+    assert served.completion() is not None
+    phases = [event["phase"] for event in first.events if event.get("phase")]
+    assert phases[-1] == "ready"
+
+    again = served.deploy()
+    assert again.code == Exit.OK, again
+    assert again.server("gpu1", "tiny")["downtime_seconds"] > 0
+
+    wrong = served.deploy(args={"device": "cpu", "no-such-flag": True})
+    assert wrong.code == Exit.ROLLED_BACK, wrong
+    report = wrong.server("gpu1", "tiny")
+    assert report["cause"] == "unknown_flag"
+    assert "no-such-flag" in report["evidence"]
+    assert served.completion() is not None
+
+    missing = served.deploy(model="/models/is-not-there")
+    assert missing.code == Exit.REFUSED
+    assert missing.server("gpu1", "tiny")["cause"] == "model_path"
+    assert served.completion() is not None
+
+
+def test_killed_while_serving_and_deployed_again(
+    park: NodePark, node: Node, transformers_engine: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    served = Served(park, node, transformers_engine, tiny_model, tmp_path)
+    pid = served.deploy().server("gpu1", "tiny")["serving"]["pid"]
+    node.sh(f"kill -{signal.SIGKILL} {pid}")
+    status = served.driver.run("status", "--json", "--host", "gpu1")
+    found = json.loads(status.stdout)["status"]["hosts"]["gpu1"]["servers"]["tiny"]
+    assert found["state"] == "stopped"
+    assert "signal 9" in found["message"]
+    assert served.deploy().code == Exit.OK
+    eventually(lambda: served.completion() is not None)
