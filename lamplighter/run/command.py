@@ -55,7 +55,9 @@ def settings_from(context: Context, *, as_json: bool = False) -> Settings:
     ours = context.config.lamplighter
     path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
     return Settings(
-        PROJECT / Path(path).expanduser() if path == "inventory" else Path(path).expanduser(), bool(ours.debug), as_json
+        PROJECT / Path(path).expanduser() if path == "inventory" else Path(path).expanduser(),
+        bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
+        as_json,
     )
 
 
