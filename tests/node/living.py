@@ -30,7 +30,8 @@ SLEEP = shutil.which("sleep") or "/bin/sleep"
 _ABANDON = """
 import json, subprocess, sys
 argv, options = json.loads(sys.argv[1])
-print(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options).pid)
+null = subprocess.DEVNULL
+print(subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, **options).pid)
 """
 
 
@@ -93,6 +94,13 @@ class Living:
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False, **options)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def output(self, argv: list[str], **options: Any) -> str:
+        """Run ``argv``; return the line that it said, though children of it may hold its stdout open."""
+        child = self.start(argv, stdout=subprocess.PIPE, text=True, **options)
+        line = child.stdout.readline().strip()
+        child.wait(timeout=30)
+        return str(line)
 
     def exit_code(self, pid: int) -> int:
         """Wait for a child that was started here."""
