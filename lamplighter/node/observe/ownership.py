@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Identity, Process
@@ -65,7 +65,11 @@ def claims(
     listed: Iterable[str],
     uid: int,
 ) -> list[Claim]:
-    """Judge every process that is recorded as ours, holds one of our GPUs, or listens on our port."""
+    """Judge every process that is recorded as ours, holds one of our GPUs, or listens on our port.
+
+    Policy ``engine`` makes stale processes of the engine ours to stop; any other leaves them, and ``report`` the listed
+    ones too.
+    """
     found: dict[int, Claim] = {}
     for record in recorded:
         for process in members(record, evidence.table):
@@ -73,7 +77,7 @@ def claims(
     if policy == "engine":
         for claim in _stale(evidence, engine, uid):
             found.setdefault(claim.process.pid, claim)
-    listed = tuple(listed)
+    listed = () if policy == "report" else tuple(listed)
     for pid in sorted(evidence.gpu_holders | evidence.listeners):
         if pid in found or pid not in evidence.table:
             continue
@@ -108,7 +112,7 @@ def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
                 found[process.pid] = process
     if record.supervisor is not None:
         found.pop(record.supervisor.pid, None)  # it ends by itself when its last child is gone
-    return list(found.values())
+    return [process for process in found.values() if not process.is_dead]
 
 
 def _is_at(identity: Identity, table: Mapping[int, Process]) -> bool:
@@ -117,29 +121,51 @@ def _is_at(identity: Identity, table: Mapping[int, Process]) -> bool:
 
 
 def _stale(evidence: Evidence, engine: Mapping[str, Any], uid: int) -> Iterable[Claim]:
-    """Yield stale processes of the engine: those on our GPUs or port, and what belongs to them by descent or group."""
-    mine = {pid: process for pid, process in evidence.table.items() if process.uid == uid and pid != os.getpid()}
+    """Yield stale processes of the engine: those on our GPUs or port, and their family.
+
+    The family: in their process group those above them that look like the engine, and workers that have lost their
+    parent or share theirs; and whatever all of these started. Not the whole group: one start script may have put
+    servers for other GPUs, or its author's own programs, into the same.
+    """
+    mine = {
+        pid: process
+        for pid, process in evidence.table.items()
+        if process.uid == uid and pid != os.getpid() and not process.is_dead
+    }
     looks = _EngineLooks(engine)
-    seeds: dict[int, str] = {}
-    for pid in evidence.gpu_holders | evidence.listeners:
-        process = mine.get(pid)
-        why = looks.of(process) if process else None
-        if why is None and process is not None and MULTIPROCESSING.search(" ".join(process.argv)):
-            why = "a multiprocessing child of the engine" if looks.has_relative(process, mine) else None
+    family: dict[int, str] = {}
+    for pid in (evidence.gpu_holders | evidence.listeners) & mine.keys():
+        why = looks.of(mine[pid])
+        if why is None and _is_of_multiprocessing(mine[pid]) and looks.has_relative(mine[pid], mine):
+            why = "a multiprocessing child of the engine"
         if why is not None:
             place = "listens on our port" if pid in evidence.listeners else "holds one of our GPUs"
-            seeds[pid] = f"{why}, {place}"
-    for pid, why in seeds.items():
-        yield Claim(mine[pid], STALE, why)
-    groups = {mine[pid].pgid for pid in seeds}
-    below = {process.pid for process in processes.descendants(seeds, evidence.table)}
+            family[pid] = f"{why}, {place}"
+    groups = {mine[pid].pgid for pid in family}
+    above = {process.pid for pid in family for process in _ancestors_in_group(mine[pid], mine)}
     for pid, process in mine.items():
-        if pid in seeds:
+        if pid in family or process.pgid not in groups:
             continue
-        if pid in below:
-            yield Claim(process, STALE, "started by one of them")
-        elif process.pgid in groups and (looks.of(process) or MULTIPROCESSING.search(" ".join(process.argv))):
-            yield Claim(process, STALE, "of the engine, in the same process group")
+        if pid in above and looks.of(process):
+            family[pid] = f"{looks.of(process)}, above one of them"
+        elif process.ppid in {1, *above} and (looks.has_title(process) or _is_of_multiprocessing(process)):
+            family[pid] = "a worker of the engine, in the same process group"
+    for process in processes.descendants(set(family), evidence.table):
+        if process.pid in mine:
+            family.setdefault(process.pid, "started by one of them")
+    for pid, why in family.items():
+        yield Claim(mine[pid], STALE, why)
+
+
+def _ancestors_in_group(process: Process, table: Mapping[int, Process]) -> Iterator[Process]:
+    parent = table.get(process.ppid)
+    while parent is not None and parent.pgid == process.pgid and parent.start <= process.start:
+        yield parent
+        process, parent = parent, table.get(parent.ppid)
+
+
+def _is_of_multiprocessing(process: Process) -> bool:
+    return MULTIPROCESSING.search(" ".join(process.argv)) is not None
 
 
 class _EngineLooks:
@@ -152,23 +178,25 @@ class _EngineLooks:
 
     def of(self, process: Process) -> Optional[str]:
         """Say by what the process looks like one of the engine's; None if it does not."""
-        if not process.argv:
-            return None
-        for pattern in self._titles:
-            if pattern.search(process.argv[0]) or pattern.search(process.comm):
-                return f"has the engine's title {process.title!r}"
-        command = " ".join(process.argv)
+        if self.has_title(process):
+            return f"has the engine's title {process.title!r}"
+        # A word with a blank in it is data, like the script of `sh -c`, which may well name the engine.
+        command = " ".join([*process.argv[:1], *(word for word in process.argv[1:] if " " not in word)])
         if any(pattern.search(command) for pattern in self._entries):
             return "has the engine's entry point"
         return None
 
+    def has_title(self, process: Process) -> bool:
+        names = (process.argv[0], process.comm) if process.argv else ()
+        return any(pattern.search(name) for pattern in self._titles for name in names)
+
     def has_relative(self, process: Process, mine: Mapping[int, Process]) -> bool:
-        """Tell whether a nameless multiprocessing child is an orphan, or has a parent or group mate of the engine."""
+        """Tell whether a nameless multiprocessing child is an orphan, or has a parent or sibling of the engine."""
         if process.ppid == 1:
             return True
-        mates = [other for other in mine.values() if other.pgid == process.pgid and other.pid != process.pid]
+        siblings = [other for other in mine.values() if other.ppid == process.ppid and other.pid != process.pid]
         parent = mine.get(process.ppid)
-        return any(self.of(other) for other in [*mates, *([parent] if parent else [])])
+        return any(self.of(other) for other in [*siblings, *([parent] if parent else [])])
 
 
 def _is_listed(process: Process, listed: tuple[str, ...]) -> bool:
