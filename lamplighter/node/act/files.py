@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import shutil
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 TEMP_PREFIX = ".tmp-"
 AT_FDCWD = -100
@@ -93,7 +93,7 @@ def _exchange(one: str, other: str) -> bool:
         renameat2 = ctypes.CDLL(None).renameat2
     except AttributeError:  # a C library older than glibc 2.28
         return False
-    return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
+    return bool(renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0)
 
 
 def remove_tree(path: str) -> None:
@@ -106,11 +106,14 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def sweep_temporaries(directory: str) -> None:
-    """Remove what a killed run left half-written in ``directory``. Only under the lock that guards its writers."""
+def sweep_temporaries(directory: str, only: Callable[[str], bool] = lambda name: True) -> None:
+    """Remove what a killed run left half-written in ``directory``. Only under the lock that guards its writers.
+
+    Where several locks guard the writers, ``only`` tells by a file's name whether its writer is gone.
+    """
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
-            if name.startswith(TEMP_PREFIX):
+            if name.startswith(TEMP_PREFIX) and only(name):
                 path = os.path.join(directory, name)
                 if os.path.isdir(path) and not os.path.islink(path):
                     shutil.rmtree(path, ignore_errors=True)
