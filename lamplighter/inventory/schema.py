@@ -188,9 +188,14 @@ class EnvValue(_Frozen):
 
 
 class Sitecustomize(_Frozen):
-    """Where our sitecustomize lives: ``server`` is a directory of the release, seen by this server alone."""
+    """How the variables reach the server's workers, beyond the launch script's own exports.
 
-    scope: Literal["server"] = "server"
+    ``server``: a directory of the release on PYTHONPATH, seen by this server alone. ``pth`` and ``interpreter`` reach a
+    Python that ignores PYTHONPATH: by start-up files in its site-packages, by a block in the sitecustomize that it
+    imports. ``none``: by nothing.
+    """
+
+    scope: Literal["server", "pth", "interpreter", "none"] = "server"
 
 
 class Stale(_Frozen):
@@ -235,7 +240,9 @@ class Server(_Frozen):
     timeouts: Timeouts = Timeouts()
     keep_releases: Annotated[int, _whole(1, 1000)] = 5
     gpus_unified: Literal["refuse", "accept"] = "refuse"
+    on_confirm_failure: Literal["keep", "rollback"] = "keep"
     allow: tuple[Text, ...] = ()
+    nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe; secrets appear as their reference."""

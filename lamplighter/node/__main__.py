@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, Optional
 
-from lamplighter.node import events, relay, verbs, worker
-from lamplighter.node.act import files, launcher
-from lamplighter.node.layout import server_home
+from lamplighter.node import events, journal, relay, verbs, worker
+from lamplighter.node.act import detached, files
+from lamplighter.node.layout import RunDirectory, server_home
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -34,26 +34,43 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
 def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
     if verb in verbs.RUNS:
-        server = server_home(root, request["server"]["name"])
-        run = server.run(request["run"])
-        files.make_directory(run.path)
+        run = server_home(root, request["server"]["name"]).run(request["run"])
+        refusal = _make_place(run)
+        if refusal is not None:
+            relay.send({"event": events.BYE, "refused": refusal})
+            return
         process = relay.start_worker({**request, "resolved_root": root}, home, run)
         relay.follow(run, worker=process)
     elif verb == "attach":
         verbs.attach(request, root)
+    elif verb == "cancel":
+        verbs.cancel(request, root)
     elif verb == "logs":
         verbs.logs(request, root)
         relay.send({"event": events.BYE})
     else:
-        answer = {"status": verbs.status, "check": verbs.check}[verb](request, root)
+        with relay.heartbeat():
+            answer = verbs.READING[verb](request, root)
         relay.send({"event": events.RESULT, **answer})
         relay.send({"event": events.BYE})
+
+
+def _make_place(run: RunDirectory) -> Optional[str]:
+    """Make the run's directory, and see that a journal can be written there; return why it cannot."""
+    try:
+        files.make_directory(run.path)
+        journal.lay_ballast(run.ballast)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            files.remove_tree(run.path)
+        return f"{error.filename or run.path}: {error.strerror}"
+    return None
 
 
 def main() -> None:
     """Be the process that the first argument names; its orders come on stdin."""
     if sys.argv[1] == "supervise":
-        launcher.supervise()
+        detached.supervise()
     request = json.load(sys.stdin)
     runner = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, verbs.RUNS)

@@ -1,35 +1,45 @@
 """The verbs that change a node, each a list of stages.
 
-Until ``stop`` nothing that serves is touched: a failure there leaves the old server alone. From ``stop`` on the run
-goes to *ready* or to *rolled back*, whoever is still watching.
+Until the first signal is sent nothing that serves is touched: a failure there leaves the old server alone. From then on
+the run goes to *ready* or to *rolled back*, whoever is still watching. A run can be cancelled like it can fail: before
+``stop`` it ends, after it it rolls back.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable, Optional
 
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.preflight import what_serves
-from lamplighter.node.stages import checks, environment, locks, ready, releases, swap
+from lamplighter.node.stages import checks, environment, locks, ready, releases, repair, swap
 from lamplighter.node.worker import Run, StageFailure
 
 Stages = tuple[tuple[str, Callable[[Run], Optional[str]]], ...]
 
+
+def _take_over(run: Run) -> Optional[str]:
+    """Lock what the run will use, and finish what a killed run left half done."""
+    locks.take_locks(run)
+    repair.repair(run)
+    return None
+
+
 BEFORE_DEPLOY: Stages = (
-    ("lock", locks.take_locks),
+    ("lock", _take_over),
     ("preflight", checks.examine),
     ("stage", releases.write_release),
     ("prove", environment.prove),
 )
 BEFORE_ROLLBACK: Stages = (
-    ("lock", locks.take_locks),
+    ("lock", _take_over),
     ("stage", releases.use_earlier_release),
     ("preflight", checks.examine),
     ("prove", environment.prove),
 )
 BEFORE_START: Stages = (
-    ("lock", locks.take_locks),
+    ("lock", _take_over),
     ("stage", releases.use_current_release),
     ("preflight", checks.examine),
     ("prove", environment.prove),
@@ -43,7 +53,7 @@ SWAP: Stages = (
     ("commit", releases.commit),
 )
 STOP: Stages = (
-    ("lock", locks.take_locks),
+    ("lock", _take_over),
     ("stop", swap.stop_old),
     ("free", swap.wait_until_freed),
 )
@@ -75,7 +85,10 @@ def stop_server(run: Run) -> None:
         _perform(run, STOP)
     except StageFailure as failure:
         run.failure = failure
-        run.end("failed", failure.exit_code, failure.message, what_serves(run.home))
+        if run.touched:
+            run.end("failed", failure.exit_code, failure.message, what_serves(run.home))
+        else:
+            _leave_alone(run, failure)
     else:
         run.end("stopped", Exit.OK, "stopped; nothing is serving", None)
 
@@ -83,38 +96,63 @@ def stop_server(run: Run) -> None:
 def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
     try:
         _perform(run, before)
-    except StageFailure as failure:
-        run.failure = failure
-        run.end("refused", failure.exit_code, f"{failure.message}; nothing was touched", what_serves(run.home))
-        return
-    try:
         _perform(run, SWAP)
     except StageFailure as failure:
         run.failure = failure
-        _roll_back(run, failure)
+        if run.touched:
+            _roll_back(run, failure)
+        else:
+            _leave_alone(run, failure)
+        return
+    serving = what_serves(run.home)
+    message = f"{run.plan.served_name} answers on port {run.plan.port}"
+    if run.degraded is None:
+        run.end(outcome, Exit.OK, message, serving)
     else:
-        message = f"{run.plan.served_name} answers on port {run.plan.port}"
-        run.end(outcome, Exit.OK, message, what_serves(run.home))
+        run.failure = run.degraded
+        run.end(outcome, Exit.DEGRADED, f"{message}; {run.degraded.message}", serving)
 
 
 def _perform(run: Run, stages: Stages) -> None:
     for name, stage in stages:
-        run.perform(name, stage)
+        try:
+            run.perform(name, stage)
+        except StageFailure as failure:
+            if name != "confirm" or failure.cause == "cancelled" or run.plan.on_confirm_failure == "rollback":
+                raise
+            run.degraded = failure
+
+
+def _leave_alone(run: Run, failure: StageFailure) -> None:
+    """End a run that failed before it touched anything."""
+    serving = what_serves(run.home)
+    now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
+    outcome = "failed" if failure.exit_code == Exit.NOT_FREED else "refused"
+    run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", serving)
 
 
 def _roll_back(run: Run, failure: StageFailure) -> None:
     """Put the last good release back after ``failure``, or say exactly why nothing serves."""
     failed = run.release
+    serving = what_serves(run.home) if failure.stage == "stop" else None
+    if serving is not None:
+        run.end("failed", failure.exit_code, f"{failure.message}; it is still serving", serving)
+        return
     target = releases.rollback_target(run)
-    if failed is not None and failure.stage in ("ready", "confirm"):
-        releases.mark(run, failed, "bad", failure)
+    if failed is not None and failure.stage in ("ready", "confirm") and failure.cause not in ("cancelled", "internal"):
+        with contextlib.suppress(OSError):  # a full disk costs us a word in `releases`, not the rollback
+            releases.mark(run, failed, "bad", failure)
     try:
         run.perform("rollback", lambda run: _restore(run, target))
     except StageFailure as second:
         run.release = failed
-        code = second.exit_code if second.exit_code == Exit.NOT_FREED else failure.exit_code
+        code = failure.exit_code
+        if second.exit_code == Exit.NOT_FREED or failure.exit_code == Exit.INTERNAL:
+            code = second.exit_code
         why = f"{second.message} ({second.evidence})" if second.evidence else second.message
-        run.end("failed", code, f"{failure.message}; rolling back failed too: {why}", what_serves(run.home))
+        serving = what_serves(run.home)
+        now = f"release {serving['release']} is serving" if serving else "nothing is serving"
+        run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", serving)
         return
     run.release = failed
     if target is None:

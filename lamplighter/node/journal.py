@@ -16,20 +16,29 @@ from typing import Any, Iterator
 from lamplighter.node import events
 
 BALLAST_BYTES = 16384
+#: More than an end event takes; it carries a message and the durations, no log.
+END_BYTES = 65536
+
+
+def lay_ballast(path: str) -> None:
+    """Write the file that makes room for a run's last words. Raises OSError where there is none even for that."""
+    with open(path, "wb") as file:
+        file.write(os.urandom(BALLAST_BYTES))  # some file systems store zeros as nothing
 
 
 class Journal:
     """Writes the events of one run. ``common`` fields (host, server, run) go into every event."""
 
-    def __init__(self, path: str, ballast: str, common: events.Event) -> None:
+    def __init__(self, path: str, ballast: str, common: events.Event, *, after: int = 0) -> None:
+        """Begin a journal, or with ``after`` (the last number used) go on with a dead run's, on a fresh line."""
         self._path = path
         self._ballast = ballast
         self._common = common
-        self._seq = 0
-        self._torn = False
+        self._seq = after
+        self._torn = after > 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError), open(ballast, "wb") as file:
-            file.write(b"\0" * BALLAST_BYTES)
+        with contextlib.suppress(OSError):
+            lay_ballast(ballast)
 
     def write(self, event: events.Event) -> events.Event:
         """Append ``event``, numbered and stamped; return it as written. Never raises OSError."""
@@ -95,3 +104,20 @@ class Reader:
 def read(path: str) -> list[dict[str, Any]]:
     """Return all events of the journal at ``path``; none when it is missing."""
     return list(Reader(path).new())
+
+
+def has_ended(path: str) -> bool:
+    """Tell whether the journal at ``path`` holds its end event; reads only its last part."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - END_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return False
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("event") == events.END:
+                return True
+    return False

@@ -38,6 +38,15 @@ class RunDirectory:
         return os.path.join(self.path, "ballast")
 
     @property
+    def cancel(self) -> str:
+        """Written by ``cancel``; the worker looks for it between stages and while it waits."""
+        return os.path.join(self.path, "cancel.json")
+
+    def reserve(self, number: int) -> str:
+        """Return the path of a file whose only use is the room that it gives back."""
+        return os.path.join(self.path, f"reserve.{number}")
+
+    @property
     def worker(self) -> str:
         return os.path.join(self.path, "worker.json")
 
@@ -101,6 +110,11 @@ class ReleaseDirectory:
         return os.path.join(self.path, "plan.json")
 
     @property
+    def unit(self) -> str:
+        """The systemd unit, but for what only the node knows."""
+        return os.path.join(self.path, "server.service")
+
+    @property
     def verdict(self) -> str:
         return os.path.join(self.path, "verdict.json")
 
@@ -122,6 +136,11 @@ class ServerHome:
     @property
     def record(self) -> str:
         return os.path.join(self.path, "server.json")
+
+    @property
+    def unit(self) -> str:
+        """Which systemd unit is ours, and its text as it was committed last."""
+        return os.path.join(self.path, "unit.json")
 
     @property
     def baseline(self) -> str:

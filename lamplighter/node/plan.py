@@ -36,7 +36,10 @@ class Plan:
     timeouts: Timeouts
     keep_releases: int
     gpus_unified: str
+    on_confirm_failure: str
     allow: tuple[str, ...]
+    scope: str = "server"
+    nccl_proof: bool = False
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
@@ -60,7 +63,10 @@ class Plan:
             timeouts=Timeouts(float(timeouts["stop"]), float(timeouts["free"]), float(timeouts["ready"])),
             keep_releases=int(data["keep_releases"]),
             gpus_unified=data["gpus_unified"],
+            on_confirm_failure=data.get("on_confirm_failure", "keep"),  # releases of 0.1 do not say
             allow=tuple(data["allow"]),
+            scope=data["sitecustomize"]["scope"],
+            nccl_proof=data.get("nccl_proof", False),
         )
 
     @property

@@ -141,8 +141,12 @@ def watch(
     launched: Launched,
     api_key: Optional[str],
     progress: Callable[..., None],
+    heed: Callable[[], None] = lambda: None,
 ) -> Ready | NotReady:
-    """Wait until the launched server is ready, has died, or ``plan.timeouts.ready`` seconds are over. Reads only."""
+    """Wait until the launched server is ready, has died, or ``plan.timeouts.ready`` seconds are over. Reads only.
+
+    ``heed`` is called in every round; what it raises ends the watch.
+    """
     log = LogFile(launch.log)
     watched = LogWatch(engine, plan.engine_version)
     probe = Probe(plan, engine, api_key)
@@ -151,6 +155,7 @@ def watch(
     told = _Teller(progress, began)
     try:
         while True:
+            heed()
             told.tell(watched, watched.feed(log.new()))
             if handle is None or handle.exited():
                 return _dead(log, watched, launch)

@@ -9,17 +9,20 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
+import threading
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Iterator, Optional
 
 from lamplighter.node import events, journal
+from lamplighter.node.act import systemd
 from lamplighter.node.layout import RunDirectory, read_json
 from lamplighter.node.observe import processes
 
 POLL_SECONDS = 0.05
+
+_writing = threading.Lock()  # a heartbeat must not end up inside another line
 
 
 class ReaderGone(Exception):
@@ -28,32 +31,44 @@ class ReaderGone(Exception):
 
 def send(event: events.Event) -> None:
     """Write one event line to the control side. Raises ReaderGone."""
+    line = json.dumps(event, separators=(",", ":")) + "\n"
     try:
-        sys.stdout.write(json.dumps(event, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
+        with _writing:
+            sys.stdout.write(line)
+            sys.stdout.flush()
     except OSError as error:
         raise ReaderGone from error
+
+
+@contextlib.contextmanager
+def heartbeat() -> Iterator[None]:
+    """Send beats while the block works out its answer: the control side takes long silence for a cut wire."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(ReaderGone):  # the answer will notice
+            while not done.wait(events.HEARTBEAT_SECONDS):
+                send({"event": events.BEAT})
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def start_worker(request: dict[str, Any], home: str, run: RunDirectory) -> subprocess.Popen[bytes]:
     """Start the worker of ``run`` outside this session and, under systemd, outside its cgroup. It reads the request.
 
-    Where PID 1 is systemd and we are root the worker gets a scope of its own: otherwise logind may end it together
+    Where PID 1 is systemd and we are root, or linger, the worker gets a scope of its own: otherwise logind may end it together
     with the SSH session, and a restart of sshd with another KillMode would too. Measured cost: 50 ms.
     """
     command = [sys.executable, "-I", "-S", home, "worker"]
-    unit = f"lamplighter-run-{run.run_id}"
-    worker = _spawn([*scope(unit), *command], request, run)
-    if scope(unit) and _failed_to_begin(worker, run):
+    scope = systemd.scope(f"lamplighter-run-{run.run_id}")
+    worker = _spawn([*scope, *command], request, run)
+    if scope and _failed_to_begin(worker, run):
         worker = _spawn(command, request, run)
     return worker
-
-
-def scope(unit: str) -> list[str]:
-    """Return the words that put a command into its own systemd scope; none where that is not possible."""
-    if os.geteuid() == 0 and os.path.isdir("/run/systemd/system") and shutil.which("systemd-run"):
-        return ["systemd-run", "--scope", "--collect", "--quiet", f"--unit={unit}"]
-    return []
 
 
 def _spawn(command: list[str], request: dict[str, Any], run: RunDirectory) -> subprocess.Popen[bytes]:
@@ -83,12 +98,15 @@ def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[
     also ends when sshd or the wire dies.
     """
     reader = journal.Reader(run.journal)
-    alive = _liveness(run, worker)
-    reading = select.poll()
-    reading.register(sys.stdout.fileno(), select.POLLERR)
+    handle = _worker_of(run, worker)
+    waiting = select.poll()
+    waiting.register(sys.stdout.fileno(), select.POLLERR)
+    if handle is not None:
+        waiting.register(handle.fileno(), select.POLLIN)
     last_sent = time.monotonic()
     while True:
-        is_alive = alive()  # asked before reading: what it wrote before it went is then surely read
+        # asked before reading: what it wrote before it went is then surely read
+        is_alive = handle is not None and not handle.exited()
         for event in reader.new():
             if event.get("seq", 0) > after:
                 send(event)
@@ -102,18 +120,19 @@ def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[
         if time.monotonic() - last_sent > events.HEARTBEAT_SECONDS:
             send({"event": events.BEAT})
             last_sent = time.monotonic()
-        if reading.poll(int(POLL_SECONDS * 1000)):
+        if any(mask & select.POLLERR for _, mask in waiting.poll(int(POLL_SECONDS * 1000))):
             raise ReaderGone
 
 
-def _liveness(run: RunDirectory, worker: Optional[subprocess.Popen[bytes]]) -> Callable[[], bool]:
+def _worker_of(run: RunDirectory, worker: Optional[subprocess.Popen[bytes]]) -> Optional[processes.Handle]:
+    """Return a handle that tells at once when the worker ends; None when it is gone already."""
     if worker is not None:
-        return lambda: worker.poll() is None
+        process = processes.read_process(worker.pid)
+        return processes.Handle.open(process.identity) if process else None
     record = read_json(run.worker)
     if record is None:
-        return lambda: False
-    identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
-    return lambda: processes.is_alive(identity)
+        return None
+    return processes.Handle.open(processes.Identity(record["boot_id"], record["pid"], record["start"]))
 
 
 def _last_errors(run: RunDirectory) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, Callable, Optional
 
-from lamplighter.node import deploy, events, preflight, relay
-from lamplighter.node.act import lock
+from lamplighter.node import deploy, events, journal, preflight, relay
+from lamplighter.node.act import files, lock
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.observe import ports, processes
 from lamplighter.node.plan import Plan
+from lamplighter.node.stages import releases as catalogue
+from lamplighter.node.stages import repair
 from lamplighter.node.worker import Run
 
 #: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
@@ -42,15 +45,42 @@ def _status_of(home: ServerHome) -> dict[str, Any]:
             found["state"] = "stopped"
             found["message"] = _why_gone(record, identity)
         elif not record.get("ready"):
-            found["state"], found["message"] = "starting", "its process is alive and has not been ready yet"
+            found["state"], found["message"] = _unconfirmed(home, record)
         elif not ports.listeners(record["port"]):
             found["state"], found["message"] = "unknown", f"its process is alive, port {record['port']} has no listener"
         elif not preflight.is_answering(record["host"], record["port"]):
             found["state"], found["message"] = "unknown", f"port {record['port']} accepts and does not answer"
         else:
             found["state"], found["message"] = "serving", ""
-    found["run"] = _run_in_progress(home)
+    found["run"] = _run_at_work(home)
+    last = home.all_runs()[-1:]
+    found["last_run"] = _last_run(last[0]) if last else None
     return found
+
+
+def _last_run(directory: RunDirectory) -> dict[str, Any]:
+    """Tell how the newest run stands: at work, ended, or killed without a last word, and at which stage."""
+    told = journal.read(directory.journal)
+    end = next((event for event in reversed(told) if event["event"] == events.END), None)
+    known = {"id": directory.run_id, "verb": None, "by": None, "stage": None, "since": None, "outcome": None}
+    if told:
+        known.update({"verb": told[0].get("verb"), "by": told[0].get("by"), "since": told[0].get("t")})
+        known["stage"] = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
+    if end is not None:
+        known.update({"state": "ended", "outcome": end.get("outcome"), "stage": end.get("stage")})
+    else:
+        known["state"] = "at work" if repair.is_at_work(directory) else "killed"
+    return known
+
+
+def _unconfirmed(home: ServerHome, record: dict[str, Any]) -> tuple[str, str]:
+    """Judge a server that was started and never confirmed: its run is at work, or was killed."""
+    if repair.is_at_work(home.run(record["run"])):
+        return "starting", "its process is alive and has not been ready yet"
+    killed = f"run {record['run']} was killed before it had confirmed it; `deploy` repairs that"
+    if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
+        return "serving", killed
+    return "starting", f"its process is alive and does not answer yet; {killed}"
 
 
 def _why_gone(record: dict[str, Any], identity: processes.Identity) -> str:
@@ -64,7 +94,7 @@ def _why_gone(record: dict[str, Any], identity: processes.Identity) -> str:
     return f"its process ended with {'signal' if ending['signal'] else 'status'} {ending['signal'] or ending['code']}"
 
 
-def _run_in_progress(home: ServerHome) -> Optional[dict[str, Any]]:
+def _run_at_work(home: ServerHome) -> Optional[dict[str, Any]]:
     holder = lock.holder_of(home.lock)
     if holder is None:
         return None
@@ -75,6 +105,69 @@ def _run_in_progress(home: ServerHome) -> Optional[dict[str, Any]]:
         "stage": holder.get("stage"),
         "since": holder.get("since"),
     }
+
+
+def releases(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """List the releases of the servers asked for, newest first: what each is worth and what `rollback` would take."""
+    return {"servers": [_releases_of(server_home(root, name)) for name in request["servers"]]}
+
+
+def _releases_of(home: ServerHome) -> dict[str, Any]:
+    current = home.current_release()
+    good = [release.digest for release in catalogue.good_releases(home)]
+    others = [digest for digest in good if current is None or digest != current.digest]
+    rows: list[dict[str, Any]] = []
+    for release in home.all_releases():
+        verdict = read_json(release.verdict) or {}
+        plan = read_json(release.plan) or {}
+        rows.append(
+            {
+                "release": release.digest,
+                "verdict": verdict.get("verdict") or "unproven",
+                "is_current": current is not None and release.digest == current.digest,
+                "is_rollback_target": release.digest in others[:1],
+                "is_adopted": bool(plan.get("adopted")),
+                "written": os.stat(release.plan).st_mtime,
+                "judged": verdict.get("t"),
+                "bytes": _size_of(release.path),
+                "run": verdict.get("run"),
+                "cause": verdict.get("cause"),
+                "message": verdict.get("message") or "",
+            }
+        )
+    rows.sort(key=lambda row: float(row["judged"] or row["written"]), reverse=True)
+    return {"name": home.name, "releases": rows}
+
+
+def _size_of(directory: str) -> int:
+    total = 0
+    for base, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
+    return total
+
+
+def cancel(request: dict[str, Any], root: str) -> None:
+    """Ask the run at work to end: before ``stop`` all stays as it is, afterwards it rolls back. Shows its events."""
+    home = server_home(root, request["servers"][0])
+    directory = _run_to_cancel(home, request.get("to"))
+    if directory is None:
+        relay.send({"event": events.RESULT, "error": f"no run of server {home.name} is at work on this node"})
+        relay.send({"event": events.BYE})
+        return
+    files.write_json(directory.cancel, {"by": request["by"], "t": time.time()})
+    relay.follow(directory, after=int(request.get("after") or 0))
+
+
+def _run_to_cancel(home: ServerHome, wanted: Optional[str]) -> Optional[RunDirectory]:
+    """Return the run asked for, or the one that holds the server's lock (others may wait for it), if it is at work."""
+    holder = lock.holder_of(home.lock) or {}
+    run_id = wanted or holder.get("run")
+    for directory in reversed(home.all_runs()):
+        if run_id in (None, directory.run_id) and repair.is_at_work(directory):
+            return None if journal.has_ended(directory.journal) else directory
+    return None
 
 
 def check(request: dict[str, Any], root: str) -> dict[str, Any]:
@@ -143,3 +236,11 @@ def attach(request: dict[str, Any], root: str) -> None:
         relay.send({"event": events.BYE})
         return
     relay.follow(runs[-1], after=int(request.get("after") or 0))
+
+
+#: Verbs that read, and answer with one object.
+READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "status": status,
+    "check": check,
+    "releases": releases,
+}

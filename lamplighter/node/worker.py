@@ -11,10 +11,17 @@ from typing import Any, Callable, Iterator, Optional
 
 from lamplighter.node import events, journal
 from lamplighter.node.act import files, lock
+from lamplighter.node.act.launched import Launched, Order
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome
+from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.plan import Plan
+
+#: Files that hold room for the records which make a run recoverable: one for the start, the commit and the rollback.
+RESERVES = 3
+RESERVE_BYTES = 32768
+#: Below this much free space a reserve is given back.
+SCARCE_BYTES = 1 << 20
 
 
 class StageFailure(Exception):
@@ -59,12 +66,18 @@ class Run:
         self.locks: list[lock.Lock] = []
         self.uuids: tuple[str, ...] = ()
         self.launch: Optional[LaunchFiles] = None
+        self.order: Optional[Order] = None
+        self.launched: Optional[Launched] = None
         self.durations: dict[str, float] = {}
         self.ready_seconds: Optional[float] = None
         self.old_answered_at: Optional[float] = None
         self.new_answered_at: Optional[float] = None
         self.failure: Optional[StageFailure] = None
+        self.degraded: Optional[StageFailure] = None
+        #: Whether a signal was sent or a server started: until then what served before serves still.
+        self.touched = False
         self._stage = ""
+        self._reserves = _fill_reserves(directory)
 
     def emit(self, event: events.Event) -> None:
         self.journal.write({"stage": self._stage, **event})
@@ -82,9 +95,12 @@ class Run:
         """
         self._stage = name
         self.note_holder(name)
+        if name in ("start", "commit", "rollback"):
+            self._make_room()
         self.emit(events.stage_started(name))
         began = time.monotonic()
         try:
+            self.heed()
             skipped = action(self)
         except StageFailure as failure:
             self._fail(name, began, failure)
@@ -117,6 +133,29 @@ class Run:
             )
         )
         self.emit(events.stage_ended(name, False, self.durations[name], message=failure.message))
+
+    def heed(self) -> None:
+        """Raise StageFailure when somebody has asked to cancel this run; to be called wherever it waits.
+
+        A rollback is gone through with, and so is a stop that has begun: neither has a better end.
+        """
+        if self._stage == "rollback" or (self.touched and self.request["verb"] == "stop"):
+            return
+        order = read_json(self.directory.cancel)
+        if order is not None:
+            raise StageFailure(
+                Exit.NOT_READY if self.touched else Exit.INTERRUPTED,
+                f"cancelled by {order.get('by', 'somebody')} at stage {self._stage}",
+                cause="cancelled",
+                hint="deploy again when you like",
+            )
+
+    def _make_room(self) -> None:
+        """On a full disk, give back what was set aside for the records that are written next."""
+        with contextlib.suppress(OSError):
+            state = os.statvfs(self.directory.path)
+            if state.f_bavail * state.f_frsize < SCARCE_BYTES and self._reserves:
+                os.unlink(self._reserves.pop())
 
     def note_holder(self, stage: str) -> None:
         """Write into every lock that we hold who we are and how far."""
@@ -175,6 +214,20 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     with _last_words(run):
         verbs[request["verb"]](run)
     run.journal.close()
+    for index in range(RESERVES):
+        with contextlib.suppress(OSError):
+            os.unlink(directory.reserve(index))
+
+
+def _fill_reserves(directory: RunDirectory) -> list[str]:
+    """Set room aside; random bytes, since some file systems store zeros as nothing."""
+    made = []
+    with contextlib.suppress(OSError):
+        for number in range(RESERVES):
+            with open(directory.reserve(number), "wb") as file:
+                file.write(os.urandom(RESERVE_BYTES))
+            made.append(directory.reserve(number))
+    return made
 
 
 @contextlib.contextmanager

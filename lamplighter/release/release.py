@@ -29,11 +29,14 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/u
 #: What the node is told in the inventory's own words; ``argv`` stands for the arguments.
 PLAN_KEYS = (
     "name", "engine", "engine_version", "model", "host", "port", "gpus", "python", "env", "sitecustomize", "launcher",
-    "stale", "timeouts", "keep_releases", "gpus_unified", "allow",
+    "stale", "timeouts", "keep_releases", "gpus_unified", "on_confirm_failure", "allow", "nccl_proof",
 )  # fmt: skip
 
 #: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
-TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified")
+TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure")
+
+#: What makes NCCL name the variables that it reads, for ``nccl_proof``; the inventory's own values win.
+NCCL_TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 
 #: Set by the launch script itself, from what it finds on the node; a sitecustomize that set it would cut itself off.
 COMPOSED = ("PYTHONPATH",)
@@ -93,8 +96,10 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
     Nothing of ``host`` gets in so far: nodes that are to serve alike get the same release, under the same digest.
     """
     said = server.to_json()
+    talk = {name: {"value": value, "mode": "default"} for name, value in NCCL_TALK.items() if server.nccl_proof}
     return {
         **{key: said[key] for key in PLAN_KEYS},
+        "env": {**talk, **said["env"]},
         "served_name": server.served_name or server.model,  # the rule of all our engines
         "argv": list(engine.argv(server)),
         "secrets": sorted(server.secrets),
@@ -107,13 +112,17 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
         "digest": digest,
         "argv": plan["argv"],
         "env": _variables(plan),
+        "scope": plan["sitecustomize"]["scope"],
         "path": _path(plan["python"]),
         "standard_path": STANDARD_PATH,
     }
-    return {
-        "launch.sh": ReleaseFile(templates.render("launch.sh.j2", values), 0o755),
-        "pysite/sitecustomize.py": ReleaseFile(templates.render("sitecustomize.py.j2", values), 0o644),
-    }
+    files = {"launch.sh": ReleaseFile(templates.render("launch.sh.j2", values), 0o755)}
+    if values["scope"] != "none":
+        text = templates.render("sitecustomize.py.j2", values)
+        files["pysite/sitecustomize.py"] = ReleaseFile(text, 0o644)
+    if plan["launcher"] != "detached":
+        files["server.service"] = ReleaseFile(templates.render("server.service.j2", values), 0o644)
+    return files
 
 
 def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:

@@ -95,7 +95,9 @@ def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> N
         "timeouts": {"stop": 30.0, "free": 120.0, "ready": 2700.0, "stall": "by phase"},
         "keep_releases": 5,
         "gpus_unified": "refuse",
+        "on_confirm_failure": "keep",
         "allow": [],
+        "nccl_proof": False,
     }
 
 
@@ -150,7 +152,10 @@ def test_the_reference_names_every_setting() -> None:
         ("gpus: [0, 0]", "gpus: names a GPU twice"),
         ("launcher: docker", "launcher: must be `auto`, `systemd` or `detached`, not the text 'docker'"),
         ("launcher: off", "launcher: must be `auto`, `systemd` or `detached`, not false (written off)"),
-        ("sitecustomize: {scope: interpreter}", "sitecustomize.scope: must be `server`, not the text 'interpreter'"),
+        (
+            "sitecustomize: {scope: node}",
+            "sitecustomize.scope: must be `server`, `pth`, `interpreter` or `none`, not the text 'node'",
+        ),
         ("sitecustomize: server", "sitecustomize: must be a mapping, not the text 'server'"),
         ("stale: {policy: all}", "stale.policy: must be `engine` or `recorded`, not the text 'all'"),
         ("stale: {kill: sglang}", "stale.kill: must be a list, not the text 'sglang'"),

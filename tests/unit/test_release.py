@@ -170,6 +170,7 @@ def test_plan_has_what_the_node_reads_and_no_secret(monkeypatch: pytest.MonkeyPa
     assert set(plan) == {
         "name", "engine", "engine_version", "model", "served_name", "host", "port", "gpus", "python", "argv", "env",
         "secrets", "sitecustomize", "launcher", "stale", "timeouts", "keep_releases", "gpus_unified", "allow",
+        "on_confirm_failure", "nccl_proof",
     }  # fmt: skip
     assert plan["env"]["NCCL_P2P_LEVEL"] == {"value": "SYS", "mode": "force"}
     assert plan["secrets"] == ["HF_TOKEN"]
@@ -233,3 +234,39 @@ def test_the_quoter_refuses_what_no_process_can_be_given(value: str) -> None:
 def test_an_argument_that_no_process_can_be_given_is_the_inventorys_fault() -> None:
     with pytest.raises(InventoryError, match="surrogates"):
         release(extra_args=["\ud800"])
+
+
+# -- how the variables reach the workers
+
+
+def test_the_server_scope_goes_by_pythonpath() -> None:
+    built = release(sitecustomize={"scope": "server"})
+    assert 'export PYTHONPATH="$here/pysite' in built.files["launch.sh"].text
+    assert "LAMPLIGHTER_PYSITE" not in built.files["launch.sh"].text
+
+
+@pytest.mark.parametrize("scope", ["pth", "interpreter"])
+def test_the_other_scopes_name_the_file_and_leave_pythonpath_alone(scope: str) -> None:
+    built = release(sitecustomize={"scope": scope})
+    assert 'export LAMPLIGHTER_PYSITE="$here/pysite"' in built.files["launch.sh"].text
+    assert "PYTHONPATH" not in built.files["launch.sh"].text
+    assert "NCCL_PROTO" in built.files["pysite/sitecustomize.py"].text
+
+
+def test_no_scope_means_exports_alone() -> None:
+    built = release(sitecustomize={"scope": "none"})
+    assert set(built.files) == {"launch.sh", "release.json"}
+    assert "pysite" not in built.files["launch.sh"].text
+    assert "export NCCL_PROTO=LL" in built.files["launch.sh"].text
+
+
+def test_nccl_is_made_to_talk_where_a_proof_is_asked_for() -> None:
+    silent = release().manifest["server"]["env"]
+    talks = release(nccl_proof=True).manifest["server"]["env"]
+    assert talks == {
+        "NCCL_DEBUG": {"value": "INFO", "mode": "default"},
+        "NCCL_DEBUG_SUBSYS": {"value": "INIT,ENV", "mode": "default"},
+        **silent,
+    }
+    ours = release(nccl_proof=True, env={"NCCL_DEBUG": "TRACE"}).manifest["server"]["env"]
+    assert ours["NCCL_DEBUG"]["value"] == "TRACE"

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 #: Shared by all users of the node, mode 1777 like /run/lock itself; the second serves where /run/lock is root's alone.
 SHARED_DIRECTORIES = ("/run/lock/lamplighter", "/tmp/lamplighter.lock")  # noqa: S108
@@ -67,8 +67,11 @@ def shared_path(name: str) -> str:
     raise trouble or OSError(errno.ENOENT, "no directory for locks")
 
 
-def acquire(what: str, path: str, wait: float = 0.0) -> Lock:
-    """Take the lock at ``path`` within ``wait`` seconds, or raise Locked with its holder. Raises OSError too."""
+def acquire(what: str, path: str, wait: float = 0.0, heed: Callable[[], None] = lambda: None) -> Lock:
+    """Take the lock at ``path`` within ``wait`` seconds, or raise Locked with its holder. Raises OSError too.
+
+    ``heed`` is called while it waits; what it raises ends the waiting.
+    """
     fd = _open(path)
     deadline = time.monotonic() + max(wait, PATIENCE)
     while True:
@@ -84,6 +87,11 @@ def acquire(what: str, path: str, wait: float = 0.0) -> Lock:
             holder = _read_holder(fd)
             os.close(fd)
             raise Locked(what, holder)
+        try:
+            heed()
+        except BaseException:
+            os.close(fd)
+            raise
         time.sleep(0.01)
 
 

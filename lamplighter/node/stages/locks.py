@@ -17,8 +17,6 @@ def take_locks(run: Run) -> Optional[str]:
     """Lock the server, its port and its GPUs until this process ends; also those of the release we might return to."""
     files.make_directory(run.home.path)
     _take(run, f"server {run.plan.name}", run.home.lock)
-    for directory in (run.home.path, run.home.releases, run.home.runs):
-        files.sweep_temporaries(directory)
     run.uuids = lock_resources(run, run.plan)
     current = run.home.current_release()
     record = read_json(current.plan) if current else None
@@ -49,7 +47,7 @@ def _take(run: Run, what: str, path: str) -> None:
     if any(held.what == what for held in run.locks):
         return
     try:
-        run.locks.append(lock.acquire(what, path, float(run.request.get("wait") or 0)))
+        run.locks.append(lock.acquire(what, path, float(run.request.get("wait") or 0), run.heed))
     except lock.Locked as locked:
         other = locked.holder
         age = f"{time.time() - float(other['since']):.0f} s ago" if "since" in other else "at an unknown time"

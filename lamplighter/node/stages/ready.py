@@ -15,7 +15,7 @@ def wait_until_ready(run: Run) -> Optional[str]:
     assert run.launch is not None
     launched = launcher.read_launched(run.launch)
     assert launched is not None
-    verdict = readiness.watch(run.plan, run.engine, run.launch, launched, run.request.get("api_key"), run.progress)
+    verdict = readiness.watch(run.plan, run.engine, run.launch, launched, run.request.get("api_key"), run.progress, run.heed)
     if isinstance(verdict, readiness.NotReady):
         diagnosis = verdict.diagnosis
         raise StageFailure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -11,7 +12,7 @@ from typing import Any, Optional
 from lamplighter.node import preflight
 from lamplighter.node.act import files
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import ReleaseDirectory, read_json
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.worker import Run, StageFailure
@@ -86,7 +87,7 @@ def use_earlier_release(run: Run) -> Optional[str]:
         release = matching[0]
     else:
         current = run.home.current_release()
-        others = [release for release in good_releases(run) if current is None or release.digest != current.digest]
+        others = [release for release in good_releases(run.home) if current is None or release.digest != current.digest]
         if not others:
             raise StageFailure(
                 Exit.REFUSED,
@@ -124,7 +125,8 @@ def commit(run: Run) -> Optional[str]:
     assert run.release is not None
     mark(run, run.release, "good", None)
     make_current(run, run.release)
-    _prune(run, keep={run.release.digest})
+    with contextlib.suppress(OSError):  # it serves; what could not be removed, the next run removes
+        _prune(run, keep={run.release.digest})
     return None
 
 
@@ -142,14 +144,14 @@ def rollback_target(run: Run) -> Optional[ReleaseDirectory]:
         return None
     if run.release is None or current.digest != run.release.digest:
         return current
-    others = [release for release in good_releases(run) if release.digest != current.digest]
+    others = [release for release in good_releases(run.home) if release.digest != current.digest]
     return others[0] if others else current
 
 
-def good_releases(run: Run) -> list[ReleaseDirectory]:
+def good_releases(home: ServerHome) -> list[ReleaseDirectory]:
     """Return the releases that became ready when they ran last, newest first."""
     dated = []
-    for release in run.home.all_releases():
+    for release in home.all_releases():
         verdict = read_json(release.verdict)
         if verdict is not None and verdict.get("verdict") == "good":
             dated.append((float(verdict["t"]), release))
@@ -171,7 +173,7 @@ def mark(run: Run, release: ReleaseDirectory, word: str, failure: Optional[Stage
 
 def _prune(run: Run, keep: set[str]) -> None:
     """Remove all but the newest ``keep_releases``; never the current one nor the one to roll back to."""
-    good = good_releases(run)
+    good = good_releases(run.home)
     keep = keep | {release.digest for release in good[:2]}
     dated = sorted(run.home.all_releases(), key=lambda release: os.stat(release.plan).st_mtime, reverse=True)
     for release in dated[run.plan.keep_releases :]:

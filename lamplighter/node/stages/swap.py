@@ -22,6 +22,7 @@ def stop_old(run: Run) -> Optional[str]:
         return "nothing of ours is running"
     for claim in stopping:
         run.progress(f"stopping {claim}", pids=[claim.process.pid])
+    run.heed()
     if preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
     look = run.engine.get("stop") or {}
@@ -30,6 +31,7 @@ def stop_old(run: Run) -> Optional[str]:
         to_all=look.get("scope", "group") == "group",
         grace=run.plan.timeouts.stop,
     )
+    run.touched = True
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
     )
@@ -66,6 +68,7 @@ def wait_until_freed(run: Run) -> Optional[str]:
 
 
 def _stoppable_pids(run: Run) -> set[int]:
+    run.heed()
     return {claim.process.pid for claim in _claims(run) if claim.may_be_stopped}
 
 
@@ -86,6 +89,7 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
             evidence="; ".join(map(str, intruders)),
             hint="end it or agree with its owner, then deploy again",
         )
+    run.touched = True
     files.make_directory(run.directory.records)
     try:
         launched = launcher.launch_detached(

@@ -1,0 +1,180 @@
+"""What a killed run left half done is finished, by the next run of any verb, before it does anything of its own.
+
+Called under the server's lock, so whoever wrote there before is dead, but for runs that wait for this lock. May be
+repeated and may itself be killed: each step looks first, and none needs another one. Processes that a dead run
+started need no repair: their records make them ours, and the stages treat them as what they are. A step that the disk
+does not let happen is left to the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import Callable, Optional
+
+from lamplighter.node import events, journal, preflight
+from lamplighter.node.act import files
+from lamplighter.node.events import Exit
+from lamplighter.node.layout import RunDirectory, ServerHome, read_json
+from lamplighter.node.observe import processes
+from lamplighter.node.stages import releases
+from lamplighter.node.worker import RESERVES, Run
+
+#: Runs whose journals and logs are kept, besides those that a live server or a release refers to.
+KEEP_RUNS = 20
+#: A run directory without a worker's record belongs, for so long, to a run that is just beginning.
+BEGIN_SECONDS = 60.0
+
+_WRITER = re.compile(r"\.(\d+)(\.old|\.gone)?$")
+
+
+def repair(run: Run) -> None:
+    """Bring what earlier runs left into the state that a run that ended leaves."""
+    for step in (_end_abandoned_runs, _sweep, _mend_current, _mend_record, _drop_half_releases, _prune_runs):
+        with contextlib.suppress(OSError):
+            step(run)
+
+
+def is_at_work(directory: RunDirectory) -> bool:
+    """Tell whether the worker of a run lives, or may be just about to begin."""
+    record = read_json(directory.worker)
+    if record is not None:
+        return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+    try:
+        return time.time() - os.stat(directory.path).st_mtime < BEGIN_SECONDS
+    except OSError:
+        return False
+
+
+def _dead_runs(run: Run) -> list[RunDirectory]:
+    others = [other for other in run.home.all_runs() if other.run_id != run.directory.run_id]
+    return [other for other in others if not is_at_work(other)]
+
+
+def _end_abandoned_runs(run: Run) -> None:
+    """Give every run whose worker was killed the end event that it could not write."""
+    for dead in _dead_runs(run):
+        if not journal.has_ended(dead.journal):
+            told = journal.read(dead.journal)
+            if not told:
+                files.remove_tree(dead.path)  # killed before its first word
+                continue
+            _write_its_end(run, dead, told)
+        for leftover in (dead.ballast, *map(dead.reserve, range(RESERVES))):
+            with contextlib.suppress(OSError):
+                os.unlink(leftover)
+
+
+def _write_its_end(run: Run, dead: RunDirectory, told: list[events.Event]) -> None:
+    stage = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
+    common = {name: told[0].get(name) for name in ("host", "server")}
+    pen = journal.Journal(
+        dead.journal, dead.ballast, {**common, "run": dead.run_id}, after=max(event.get("seq", 0) for event in told)
+    )
+    heir = run.directory.run_id
+    message = f"abandoned at stage {stage}: its worker was killed, or the node went down; run {heir} took over"
+    pen.write(
+        events.ended(
+            "failed",
+            Exit.INTERNAL,
+            message,
+            stage=stage,
+            phase=None,
+            cause="abandoned",
+            evidence="",
+            hint="",
+            release=told[0].get("release"),
+            durations={},
+            ready_seconds=None,
+            downtime_seconds=None,
+            serving=None,
+        )
+    )
+    pen.close()
+    run.progress(f"run {dead.run_id} had been killed at stage {stage}; repairing after it")
+
+
+def _sweep(run: Run) -> None:
+    """Remove temporary files: all of them below this server, and of the shared places those of dead writers."""
+    home = run.home
+    root = os.path.dirname(os.path.dirname(home.path))
+    for directory in (home.path, home.releases, home.runs):
+        files.sweep_temporaries(directory)
+    for release in home.all_releases():
+        for base, _, _ in os.walk(release.path):
+            files.sweep_temporaries(base)
+    for dead in _dead_runs(run):
+        files.sweep_temporaries(dead.path, _writer_is_gone)  # a supervisor may be writing how its server ended
+    for shared in (root, os.path.join(root, "bin")):
+        files.sweep_temporaries(shared, _writer_is_gone)
+
+
+def _writer_is_gone(name: str) -> bool:
+    found = _WRITER.search(name)
+    return found is None or processes.read_process(int(found.group(1))) is None
+
+
+def _mend_current(run: Run) -> None:
+    """Where ``current`` names a release that is not there (complete), point it to the newest good one, or to none."""
+    home = run.home
+    if not os.path.lexists(home.current) or home.current_release() is not None:
+        return
+    good = releases.good_releases(home)
+    if good:
+        files.point(home.current, os.path.join("releases", good[0].digest))
+        run.warn(f"`current` pointed to a release that is gone; it is {good[0].digest} now, the newest good one")
+    else:
+        os.unlink(home.current)
+        run.warn("`current` pointed to a release that is gone, and no other has been good")
+
+
+def _mend_record(run: Run) -> None:
+    """A server that was committed, and whose run was killed before it wrote so, is ready."""
+    record, current = read_json(run.home.record), run.home.current_release()
+    if record is None or record.get("ready") or current is None or record["release"] != current.digest:
+        return
+    identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    if processes.is_alive(identity) and preflight.is_answering(record["host"], record["port"]):
+        files.write_json(run.home.record, {**record, "ready": True, "since": time.time()})
+
+
+def _drop_half_releases(run: Run) -> None:
+    """Remove releases that were being written, or removed, when their run was killed."""
+    complete = {release.digest for release in run.home.all_releases()}
+    for name in os.listdir(run.home.releases):
+        if name not in complete and not name.startswith(files.TEMP_PREFIX):
+            files.remove_tree(os.path.join(run.home.releases, name))
+
+
+def _prune_runs(run: Run) -> None:
+    """Remove old runs: journals and logs that neither a person nor the next deploy will ask for."""
+    kept = {record["run"] for record in _references(run.home) if record.get("run")}
+    alive = _living_launches(run.home)
+    for old in run.home.all_runs()[:-KEEP_RUNS]:
+        if old.run_id not in kept and not is_at_work(old) and not alive(old):
+            files.remove_tree(old.path)
+
+
+def _references(home: ServerHome) -> list[dict[str, object]]:
+    found = [read_json(home.record), *(read_json(release.verdict) for release in home.all_releases())]
+    return [record for record in found if record is not None]
+
+
+def _living_launches(home: ServerHome) -> Callable[[RunDirectory], bool]:
+    """Tell of runs whether something that they started still lives: without their records it would not be ours."""
+    table = processes.processes()
+
+    def lives(directory: RunDirectory) -> bool:
+        records: list[Optional[dict[str, object]]] = [
+            read_json(directory.launch(attempt).process) for attempt in ("new", "old")
+        ]
+        for record in records:
+            if record is None or record.get("boot_id") != processes.boot_id():
+                continue
+            if any(record["pid"] in (process.pid, process.sid) for process in table.values()):
+                return True
+        return False
+
+    return lives
