@@ -46,7 +46,7 @@ def run_next(seen):
         try:
             sys.modules["sitecustomize"] = module
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit would end the server, without a word of its own
             complain(spec.origin, error)
         finally:
             sys.modules["sitecustomize"] = ours
@@ -129,11 +129,15 @@ def start():
     if seen is None:
         seen = sys._lamplighter_sitecustomize = set()
     seen.add(os.path.realpath(__file__))
-    apply_variables()
     try:
-        run_next(seen)
+        apply_variables()
     except Exception as error:
-        complain("the search for the next sitecustomize", error)
+        complain("assigning the variables", error)
+    if __name__ == "sitecustomize":  # else a hook runs us, which shadows nothing
+        try:
+            run_next(seen)
+        except Exception as error:
+            complain("the search for the next sitecustomize", error)
     try:
         leave_record()
     except Exception:
