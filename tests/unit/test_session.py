@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-WITHOUT_PLUGINS = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hypothesis alone takes a second to import
+# hypothesis alone takes a second to import
+WITHOUT_PLUGINS = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
 
 
 def run_session(tmp_path: Path, source: str, *, require: str = "") -> subprocess.CompletedProcess[str]:
