@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,9 +111,12 @@ class Scheduler:
             "Proceeding without generation config."
         )
         self.distributed()
+        self.barrier()
         before = self.available()
         self.weights()
+        self.barrier()
         tokens = self.kv_cache(before)
+        self.barrier()
         self.graphs()
         if self.rank == 0:
             self.say(
@@ -230,6 +232,25 @@ class Scheduler:
             raise Crash(f"RuntimeError: injected failure in phase {phase}")
         while arguments.fault("hang", phase, rank) or (phase == "warmup" and arguments.fault("mute", phase, rank)):
             signal.pause()
+
+    def barrier(self) -> None:
+        """Ranks go on together, so a phase ends for all of them when the slowest has ended it."""
+        for connection in self.pipes.ranks:
+            self.tell(connection, "barrier")
+        for connection in self.pipes.ranks:
+            self.hear(connection)
+
+    def tell(self, connection: Connection, word: str) -> None:
+        with contextlib.suppress(OSError):  # a dead rank: hear() waits for it
+            connection.send(word)
+
+    def hear(self, connection: Connection) -> Any:
+        """The word of another rank. NCCL waits for ever for a dead one; the launcher ends that."""
+        try:
+            return connection.recv()
+        except (EOFError, ConnectionResetError):
+            while True:
+                signal.pause()
 
     # GPU and NCCL.
 
@@ -373,29 +394,24 @@ class Scheduler:
     def announce(self, phase: str) -> None:
         """The launcher has reached ``phase``: tell the other ranks, then meet what is injected there."""
         for connection in self.pipes.ranks:
-            connection.send(phase)
+            self.tell(connection, phase)
         self.phase = phase
         self.meet(phase)
 
     def collective(self, word: str) -> None:
         """Nothing goes on before every rank has answered: a stopped or dead one stops all."""
         for connection in self.pipes.ranks:
-            connection.send(word)
+            self.tell(connection, word)
         for connection in self.pipes.ranks:
-            try:
-                connection.recv()
-            except EOFError:
-                while True:  # NCCL waits for a dead peer; the launcher's watchdog ends this
-                    signal.pause()
+            self.hear(connection)
 
     def follow(self) -> NoReturn:
         """A rank above 0 does what rank 0 says."""
         (leader,) = self.pipes.ranks
         while True:
-            wait([leader])
-            word = leader.recv()
+            word = self.hear(leader)
             if word in ("step", "prefill"):
-                leader.send(word)
+                self.tell(leader, word)
             else:
                 self.phase = word
                 self.meet(word)

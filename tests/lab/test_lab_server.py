@@ -396,6 +396,13 @@ def test_injected_hangs_before_the_port(box: Path, fault: str, line: str) -> Non
         assert (running.process.poll(), running.status("/v1/models")) == (None, None)
 
 
+def test_a_rank_that_hangs_holds_up_the_others(box: Path) -> None:
+    with demo(box, "--lab-fail", "hang:weights@1", tp=2) as running:
+        running.wait_line("TP0] Load weight end")
+        wait_until(lambda: is_quiet(running))
+        assert "KV Cache is allocated" not in running.log
+
+
 def test_mute_listens_and_never_gets_ready(box: Path) -> None:
     with demo(box, LAB_FAIL="mute") as running:
         running.wait_line('"GET /model_info HTTP/1.1" 200 OK')
