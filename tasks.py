@@ -162,6 +162,35 @@ def logs(c: Context, host: list[str], server: str | None = None, lines: int = 10
     command.print_logs(command.settings_from(c), host, server, lines, follow)
 
 
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={
+        "log": "a server's log: a file, gzip or not, or - for stdin; nothing else is opened",
+        "engine": "whose log it is (default: guessed from it)",
+        "engine_version": "of which version (default: guessed)",
+        "host": "instead of --log: diagnose the last run on these hosts",
+        "server": "only this server of the host; with --log, the name to use in the hint",
+        "json": "the answer as one JSON object",
+    },
+)
+def diagnose(
+    c: Context,
+    host: list[str],
+    log: str | None = None,
+    engine: str | None = None,
+    engine_version: str | None = None,
+    server: str | None = None,
+    json: bool = False,
+) -> None:
+    """Say what a server's log shows: ready, failed or running, the phase, the first cause and one next step."""
+    from lamplighter.run import command
+    from lamplighter.run import diagnose as doctor
+
+    settings = command.settings_from(c, as_json=json)
+    doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
+
+
 @task(auto_shortflags=False, iterable=["host"], help={"host": HELP["host"], "json": HELP["json"]})
 def config(c: Context, host: list[str], json: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
@@ -233,7 +262,7 @@ def _command(*words: str) -> None:
         raise Exit(code=status if 0 < status < 128 else 1)
 
 
-ns = Collection(deploy, rollback, stop, start, restart, attach, check, status, verify, logs, config, test)
+ns = Collection(deploy, rollback, stop, start, restart, attach, check, status, verify, logs, diagnose, config, test)
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all))
 ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})

@@ -94,6 +94,11 @@ class HostSession:
         plan = release.manifest["server"]
         return self._result({"verb": "check", "server": plan, "engine": engine.compiled})
 
+    def diagnose(self, server: Server) -> dict[str, Any]:
+        """Diagnose the last run of ``server`` on its node, with what the node itself knows of it. Reads only."""
+        engine = load_engine(server.engine, self.project / "roles")
+        return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
+
     def prepare(self, verb: str, server: Server) -> dict[str, Any]:
         """Build the request: everything the node needs, so that it depends on nobody afterwards."""
         engine = load_engine(server.engine, self.project / "roles")
