@@ -201,11 +201,11 @@ class Sitecustomize(_Frozen):
 class Stale(_Frozen):
     """Which processes of others count as ours to stop.
 
-    ``engine``: those of our user that look like this engine, on our GPUs or ports; ``recorded``: only what we started.
-    ``kill`` names more.
+    ``engine``: those of our user that look like this engine, on our GPUs or ports; ``ours``: only what we started.
+    ``kill`` names more; ``report`` leaves these too, and names them all.
     """
 
-    policy: Literal["engine", "recorded"] = "engine"
+    policy: Literal["engine", "ours", "report"] = "engine"
     kill: tuple[Text, ...] = ()
 
 

@@ -157,7 +157,7 @@ def zoo(living: Living, tmp_path: Path, runner_home: str) -> Zoo:
 # ------------------------------------------------------------------------------------------------------ the whole zoo
 
 
-@pytest.mark.parametrize("policy", ["engine", "recorded", "ours", "report"])
+@pytest.mark.parametrize("policy", ["engine", "ours", "report"])
 def test_exactly_the_claimed_ones_are_dead_after_a_stop(zoo: Zoo, living: Living, policy: str) -> None:
     ours = zoo.lamplighters()
     by_hand = zoo.sglang("by-hand")
@@ -294,7 +294,11 @@ def test_a_claim_reads_as_a_sentence(zoo: Zoo, living: Living) -> None:
         f"pid {process.pid} ({user}, sglang::scheduler_TP0): stale, "
         "has the engine's title 'sglang::scheduler_TP0', holds one of our GPUs"
     )
-    assert str(zoo.judge("recorded", [])[0]).endswith(": foreign, holds one of our GPUs")
+    assert str(zoo.judge("ours", [])[0]) == (
+        f"pid {process.pid} ({user}, sglang::scheduler_TP0 600): foreign, "
+        "has the engine's title 'sglang::scheduler_TP0', holds one of our GPUs; left because stale.policy is ours"
+    )
+    assert "; left because stale.policy is report" in str(zoo.judge("report", [])[0])
 
 
 def test_a_listed_name_is_a_title_a_command_or_a_path(zoo: Zoo, living: Living) -> None:
@@ -352,7 +356,7 @@ def test_a_zombie_is_no_member(zoo: Zoo, living: Living) -> None:
 def test_a_launch_is_ours_whatever_user_or_title_it_has_by_now(zoo: Zoo) -> None:
     pids = zoo.lamplighters()
     zoo.holders = set(pids)
-    assert zoo.claims("recorded", uid=os.geteuid() + 1) == dict.fromkeys(pids, OURS)
+    assert zoo.claims("ours", uid=os.geteuid() + 1) == dict.fromkeys(pids, OURS)
 
 
 def test_holders_that_have_vanished_are_passed_over(zoo: Zoo) -> None:

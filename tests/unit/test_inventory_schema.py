@@ -157,7 +157,7 @@ def test_the_reference_names_every_setting() -> None:
             "sitecustomize.scope: must be `server`, `pth`, `interpreter` or `none`, not the text 'node'",
         ),
         ("sitecustomize: server", "sitecustomize: must be a mapping, not the text 'server'"),
-        ("stale: {policy: all}", "stale.policy: must be `engine` or `recorded`, not the text 'all'"),
+        ("stale: {policy: all}", "stale.policy: must be `engine`, `ours` or `report`, not the text 'all'"),
         ("stale: {kill: sglang}", "stale.kill: must be a list, not the text 'sglang'"),
         ("stale: {kill: [a, 1]}", "stale.kill.1: must be text; found the number 1"),
         ("allow: Xorg", "allow: must be a list, not the text 'Xorg'"),

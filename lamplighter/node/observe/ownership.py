@@ -1,8 +1,9 @@
 """Whose is a process: ours, stale, or foreign. Only the first two may ever be signalled.
 
-*Ours*: what we recorded at launch (main process, its session, the supervisor's descendants). *Stale*: the engine's
-title or entry point **and** our uid **and** on our GPUs or port. All else that holds a GPU or the port is *foreign*:
-named, and left alone unless the inventory lists it. The functions here are pure: they judge a process table that was
+*Ours*: what we recorded at launch (main process, its session, the supervisor's descendants, the unit's cgroup).
+*Stale*: the engine's title or entry point **and** our uid **and** on our GPUs or port. All else that holds a GPU or the
+port is *foreign*: named, and left alone unless the inventory lists it. Whoever we descend from (sshd, the shell that
+carries our command) is foreign whatever it looks like. The functions here are pure: they judge a process table that was
 read before.
 """
 
@@ -14,20 +15,30 @@ import re
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 from lamplighter.node.observe import processes
-from lamplighter.node.observe.processes import Identity, Process
+from lamplighter.node.observe.processes import Identity, Process, Unit
 
 OURS, STALE, LISTED, FOREIGN = "ours", "stale", "listed", "foreign"
 
 #: How Python names the children of multiprocessing before they take a title, and its resource tracker.
 MULTIPROCESSING = re.compile(r"from multiprocessing\.(spawn|forkserver|resource_tracker) import|--multiprocessing-fork")
 
+#: What runs a program that is named by its arguments; in any other command line an entry point is only a word.
+INTERPRETER = re.compile(r"(?:python|pypy|uv)[0-9.]*")
+
+#: Names of arguments whose value is nobody's business.
+SECRET = re.compile(r"(?i)key|token|secret|passw")
+
+#: Characters of a command line that a person needs to recognise it.
+COMMAND_LENGTH = 160
+
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A launch as it was written down: its main process and its supervisor."""
+    """A launch as it was written down: its main process, and its supervisor or its systemd unit."""
 
     main: Identity
     supervisor: Optional[Identity]
+    unit: Optional[Unit] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,18 +53,58 @@ class Claim:
     def may_be_stopped(self) -> bool:
         return self.kind != FOREIGN
 
+    @property
+    def home(self) -> str:
+        """Name the container or the unit that it lives in; "" where it is in none."""
+        container, unit = processes.container_of(self.process), processes.unit_of(self.process)
+        if container is not None:
+            return f"{container.runtime} container {container.id[:12]}".strip()
+        if unit is not None:
+            return f"unit {unit.name}" + ("" if unit.manager_uid is None else " of the user's systemd")
+        return ""
+
     def __str__(self) -> str:
         user = processes.user_name(self.process.uid)
-        return f"pid {self.process.pid} ({user}, {self.process.title}): {self.kind}, {self.why}"
+        what = shown_command(self.process) if self.kind == FOREIGN else self.process.title
+        home = f", in {self.home}" if self.kind == FOREIGN and self.home else ""
+        return f"pid {self.process.pid} ({user}, {what}{home}): {self.kind}, {self.why}"
+
+
+def shown_command(process: Process) -> str:
+    """Return the command line for people: shortened, and without what looks like a secret."""
+    words: list[str] = []
+    is_value = False
+    for word in process.argv:
+        flag, equals, value = word.partition("=")
+        is_named_secret = SECRET.search(flag) is not None and (flag.startswith("-") or equals != "")
+        if is_value and not word.startswith("-"):
+            words.append("***")
+        else:
+            words.append(f"{flag}=***" if is_named_secret and value else word)
+        is_value = is_named_secret and not equals
+    text = " ".join(" ".join(words).split()) or f"[{process.comm}]"
+    return text if len(text) <= COMMAND_LENGTH else text[: COMMAND_LENGTH - 1] + "\u2026"
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What was observed on the node: who is where. Pids of GPU holders (of our GPUs) and of the port's listeners."""
+    """What was observed on the node: who is where.
+
+    Pids of the holders of our GPUs, of the port's listeners, and of those at work on other GPUs alone (``neighbours``);
+    ``places`` says of a holder in words how much of which GPU it has.
+    """
 
     table: Mapping[int, Process]
     gpu_holders: frozenset[int]
     listeners: frozenset[int]
+    neighbours: frozenset[int] = frozenset()
+    places: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def place(self, pid: int) -> str:
+        """Say where a process stands in our way."""
+        listens = ["listens on our port"] if pid in self.listeners else []
+        holds = [self.places.get(pid, "holds one of our GPUs")] if pid in self.gpu_holders else []
+        return ", ".join(listens + holds)
 
 
 def claims(
@@ -68,49 +119,85 @@ def claims(
     """Judge every process that is recorded as ours, holds one of our GPUs, or listens on our port.
 
     Policy ``engine`` makes stale processes of the engine ours to stop; any other leaves them, and ``report`` the listed
-    ones too.
+    ones too. What lamplighter itself started is ours under every policy: replacing it is what a deploy is for.
     """
+    spared = _line_of(os.getpid(), evidence.table)
+    return [
+        _spare(claim) if claim.process.pid in spared else claim
+        for claim in _judge(evidence, recorded, engine, policy, listed, uid)
+    ]
+
+
+def _judge(
+    evidence: Evidence,
+    recorded: Iterable[Recorded],
+    engine: Mapping[str, Any],
+    policy: str,
+    listed: Iterable[str],
+    uid: int,
+) -> list[Claim]:
     found: dict[int, Claim] = {}
     for record in recorded:
         for process in members(record, evidence.table):
             found.setdefault(process.pid, Claim(process, OURS, "launched by lamplighter"))
+    stale = {claim.process.pid: claim for claim in _stale(evidence, engine, uid)}
     if policy == "engine":
-        for claim in _stale(evidence, engine, uid):
-            found.setdefault(claim.process.pid, claim)
+        found = {**stale, **found}
     listed = () if policy == "report" else tuple(listed)
     for pid in sorted(evidence.gpu_holders | evidence.listeners):
         if pid in found or pid not in evidence.table:
             continue
         process = evidence.table[pid]
-        place = "listens on our port" if pid in evidence.listeners else "holds one of our GPUs"
+        place = evidence.place(pid)
         if _is_listed(process, listed):
             found[pid] = Claim(process, LISTED, f"{place} and is listed in stale.kill")
+        elif pid in stale:
+            found[pid] = Claim(process, FOREIGN, f"{stale[pid].why}; left because stale.policy is {policy}")
         else:
             found[pid] = Claim(process, FOREIGN, place)
     return sorted(found.values(), key=lambda claim: claim.process.pid)
 
 
-def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
-    """Return the living processes of a recorded launch: by descent from its supervisor, by descent, by session.
+def _line_of(pid: int, table: Mapping[int, Process]) -> set[int]:
+    """Return ``pid``, all its ancestors, and the init process."""
+    line = {1}
+    while pid > 0 and pid not in line:
+        line.add(pid)
+        process = table.get(pid)
+        pid = process.ppid if process is not None else 0
+    return line
 
-    The session id of a dead leader is not given out again while the session has members, so a member whose leader is
-    gone is still ours; one whose leader is alive and somebody else is not.
+
+def _spare(claim: Claim) -> Claim:
+    if claim.kind == FOREIGN:
+        return claim
+    return Claim(claim.process, FOREIGN, f"{claim.why}; left because this very run descends from it")
+
+
+def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
+    """Return the living processes of a recorded launch: by its unit, by descent (its supervisor's too), by session.
+
+    A unit is ours in every boot: systemd brings it back. The session id of a dead leader is not given out again while
+    the session has members, so a member whose leader is gone is still ours; one whose leader is alive and somebody else
+    is not.
     """
-    if record.main.boot_id != processes.boot_id():
-        return []
-    roots = {
-        identity.pid
-        for identity in (record.main, record.supervisor)
-        if identity is not None and _is_at(identity, table)
-    }
-    found = {pid: table[pid] for pid in roots}
-    found.update((process.pid, process) for process in processes.descendants(roots, table))
-    leader = table.get(record.main.pid)
-    if leader is None or leader.start == record.main.start:
-        for process in table.values():
-            if process.sid == record.main.pid and process.start >= record.main.start:
-                found[process.pid] = process
-    if record.supervisor is not None:
+    found: dict[int, Process] = {}
+    if record.unit is not None:
+        found.update((pid, process) for pid, process in table.items() if processes.unit_of(process) == record.unit)
+    if record.main.boot_id == processes.boot_id():
+        roots = {
+            identity.pid
+            for identity in (record.main, record.supervisor)
+            if identity is not None and _is_at(identity, table)
+        }
+        found.update((pid, table[pid]) for pid in roots)
+        found.update((process.pid, process) for process in processes.descendants(roots, table))
+        leader = table.get(record.main.pid)
+        if leader is None or leader.start == record.main.start:
+            for process in table.values():
+                if process.sid == record.main.pid and process.start >= record.main.start:
+                    found[process.pid] = process
+    if record.supervisor is not None and record.main.boot_id == processes.boot_id():
         found.pop(record.supervisor.pid, None)  # it ends by itself when its last child is gone
     return [process for process in found.values() if not process.is_dead]
 
@@ -136,19 +223,20 @@ def _stale(evidence: Evidence, engine: Mapping[str, Any], uid: int) -> Iterable[
     family: dict[int, str] = {}
     for pid in (evidence.gpu_holders | evidence.listeners) & mine.keys():
         why = looks.of(mine[pid])
-        if why is None and _is_of_multiprocessing(mine[pid]) and looks.has_relative(mine[pid], mine):
+        if why is None and _is_of_multiprocessing(mine[pid]) and looks.has_relative(mine[pid], evidence.table):
             why = "a multiprocessing child of the engine"
         if why is not None:
-            place = "listens on our port" if pid in evidence.listeners else "holds one of our GPUs"
-            family[pid] = f"{why}, {place}"
+            family[pid] = f"{why}, {evidence.place(pid)}"
     groups = {mine[pid].pgid for pid in family}
     above = {process.pid for pid in family for process in _ancestors_in_group(mine[pid], mine)}
     for pid, process in mine.items():
-        if pid in family or process.pgid not in groups:
+        if pid in family or process.pgid not in groups or pid in evidence.neighbours:
             continue
         if pid in above and looks.of(process):
             family[pid] = f"{looks.of(process)}, above one of them"
-        elif process.ppid in {1, *above} and (looks.has_title(process) or _is_of_multiprocessing(process)):
+        elif (process.ppid in above or _is_orphan(process, evidence.table)) and (
+            looks.has_title(process) or _is_of_multiprocessing(process)
+        ):
             family[pid] = "a worker of the engine, in the same process group"
     for process in processes.descendants(set(family), evidence.table):
         if process.pid in mine:
@@ -162,6 +250,14 @@ def _ancestors_in_group(process: Process, table: Mapping[int, Process]) -> Itera
     while parent is not None and parent.pgid == process.pgid and parent.start <= process.start:
         yield parent
         process, parent = parent, table.get(parent.ppid)
+
+
+def _is_orphan(process: Process, table: Mapping[int, Process]) -> bool:
+    """Tell whether its parent is gone: it went to PID 1, or to a sub-reaper, which is of another session."""
+    parent = table.get(process.ppid)
+    if parent is None or process.ppid == 1:
+        return True
+    return process.sid not in (process.pid, parent.sid)
 
 
 def _is_of_multiprocessing(process: Process) -> bool:
@@ -182,20 +278,22 @@ class _EngineLooks:
             return f"has the engine's title {process.title!r}"
         # A word with a blank in it is data, like the script of `sh -c`, which may well name the engine.
         command = " ".join([*process.argv[:1], *(word for word in process.argv[1:] if " " not in word)])
-        if any(pattern.search(command) for pattern in self._entries):
-            return "has the engine's entry point"
-        return None
+        first = process.argv[0] if process.argv else ""
+        # Only an interpreter runs what its arguments name: an editor or a pager of the same file does not.
+        reach = len(command) if INTERPRETER.fullmatch(os.path.basename(first)) else len(first)
+        matches = (pattern.search(command) for pattern in self._entries)
+        return "has the engine's entry point" if any(found and found.start() < reach for found in matches) else None
 
     def has_title(self, process: Process) -> bool:
         names = (process.argv[0], process.comm) if process.argv else ()
         return any(pattern.search(name) for pattern in self._titles for name in names)
 
-    def has_relative(self, process: Process, mine: Mapping[int, Process]) -> bool:
+    def has_relative(self, process: Process, table: Mapping[int, Process]) -> bool:
         """Tell whether a nameless multiprocessing child is an orphan, or has a parent or sibling of the engine."""
-        if process.ppid == 1:
+        if _is_orphan(process, table):
             return True
-        siblings = [other for other in mine.values() if other.ppid == process.ppid and other.pid != process.pid]
-        parent = mine.get(process.ppid)
+        siblings = [other for other in table.values() if other.ppid == process.ppid and other.pid != process.pid]
+        parent = table.get(process.ppid)
         return any(self.of(other) for other in [*siblings, *([parent] if parent else [])])
 
 
