@@ -77,16 +77,37 @@ def digest_of(directory):
     return total.hexdigest()
 
 
-def unpack(data, directory):
+def unpack(data, directory, digest):
+    import contextlib
+    import fcntl
     import io
     import zipfile
 
-    fresh = "%s.%d" % (directory, os.getpid())
-    zipfile.ZipFile(io.BytesIO(data)).extractall(fresh)
-    if os.path.isdir(directory):  # truncated or damaged: moved aside whole, so that nobody ever sees half of each
-        os.rename(directory, fresh + ".old")
-        shutil.rmtree(fresh + ".old", ignore_errors=True)
-    os.rename(fresh, directory)
+    fresh, aside = directory + ".new", directory + ".old"
+    with open(os.path.join(os.path.dirname(directory), ".lock"), "w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of sessions that begin together one unpacks, the others find it done
+        if digest_of(directory) == digest:
+            return
+        try:
+            remove(fresh)
+            remove(aside)
+            zipfile.ZipFile(io.BytesIO(data)).extractall(fresh)
+            if digest_of(fresh) != digest:
+                refuse("what arrived is not the runner %s that was announced" % digest[:12])
+            if os.path.lexists(directory):  # truncated or damaged: moved aside whole, so that nobody sees half of each
+                os.rename(directory, aside)
+            os.rename(fresh, directory)
+        finally:
+            remove(fresh)
+            remove(aside)
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 request = json.loads(frame())
@@ -99,7 +120,7 @@ if digest_of(home) == request["runner"]:
 else:
     say("need")
     try:
-        unpack(frame(), home)
+        unpack(frame(), home, request["runner"])
     except OSError as error:
         refuse("%s: %s" % (home, error.strerror))
 sys.path.insert(0, home)

@@ -50,7 +50,7 @@ def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Call
         lines = _Lines(channel)
         if _await_marker(node, lines, nonce) == "need":
             channel.write(_frame(runner.data))
-        return _read_events(node, lines, on_event)
+        return _read_events(node, lines, nonce, on_event)
     finally:
         channel.close()
 
@@ -78,18 +78,22 @@ class _Lines:
 
 
 def _await_marker(node: Node, lines: _Lines, nonce: str) -> str:
-    prefix = f"@@lamplighter {nonce} ".encode()
+    prefix = _marker(nonce)
     deadline = time.monotonic() + MARKER_SECONDS
     noise: list[str] = []
     while True:
         try:
             line = lines.next(max(0.1, deadline - time.monotonic()))
         except SilenceTimeout as error:
+            if not node.is_alive:
+                raise lines.channel.lost() from error
             raise NodeRefused(
                 f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
                 why=_quote_noise(noise) or "the login shell printed nothing; an rc file that reads stdin does this",
                 next_step=f"look at what `ssh {node.name} true` does",
             ) from error
+        if line is None and not node.is_alive:
+            raise lines.channel.lost()
         if line is None:
             raise _no_marker(node, lines.channel, noise)
         if line.startswith(prefix):
@@ -98,6 +102,10 @@ def _await_marker(node: Node, lines: _Lines, nonce: str) -> str:
                 return word
             raise _refusal(node, word, detail.strip())
         noise.append(line.decode("utf-8", "replace"))
+
+
+def _marker(nonce: str) -> bytes:
+    return f"@@lamplighter {nonce} ".encode()
 
 
 def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
@@ -130,7 +138,7 @@ def _quote_noise(noise: list[str]) -> str:
     return f"the login shell printed: {text}" if text else ""
 
 
-def _read_events(node: Node, lines: _Lines, on_event: Callable[[Event], None]) -> Event:
+def _read_events(node: Node, lines: _Lines, nonce: str, on_event: Callable[[Event], None]) -> Event:
     while True:
         try:
             line = lines.next(events.SILENCE_SECONDS)
@@ -143,6 +151,9 @@ def _read_events(node: Node, lines: _Lines, on_event: Callable[[Event], None]) -
             raise lines.channel.lost()
         if not line:
             continue
+        if line.startswith(_marker(nonce)):  # the program could not be unpacked
+            word, _, detail = line[len(_marker(nonce)) :].decode("utf-8", "replace").partition(" ")
+            raise _refusal(node, word, detail.strip())
         try:
             event = json.loads(line)
         except ValueError:
