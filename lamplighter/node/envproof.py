@@ -62,16 +62,18 @@ def prove_before(
     *,
     secret_names: Collection[str] = (),
     environ: Optional[Mapping[str, str]] = None,
+    scope: str = "server",
 ) -> Proof:
     """Compare ``expected`` with what arrives in ``python`` (interpreter and flags) under ``launch``, and in its child.
 
     ``deadline`` is seconds; then the probe's process group is killed. ``environ`` is what the launch will start from,
-    ours if None. Never raises for what the probe does: whatever goes wrong is a Proof that is not ok and says why.
+    ours if None. ``scope`` is the way that our sitecustomize.py is meant to take. Never raises for what the probe does:
+    whatever goes wrong is a Proof that is not ok and says why.
     """
     began = time.monotonic()
     launch = os.path.abspath(launch)
     attempt = _run_probe(launch, list(python), sorted(expected), began + deadline, environ)
-    judge = _Judge(launch, dict(expected), frozenset(secret_names), attempt)
+    judge = _Judge(launch, dict(expected), frozenset(secret_names), attempt, scope, list(python))
     differences = judge.differences()
     failure = judge.failure(python, deadline)
     return Proof(
@@ -108,6 +110,7 @@ def look(names):
         "variables": {name: text(live.get(name.encode("utf-8", "surrogateescape"))) for name in names},
         "sitecustomize": file_of("sitecustomize"),
         "usercustomize": file_of("usercustomize"),
+        "ran": sorted(getattr(sys, "_lamplighter_sitecustomize", ())),
         "flags": [flag for flag, name in flags if getattr(sys.flags, name, 0)],
         "path": text(live.get(b"PYTHONPATH")),
         "candidates": found,
@@ -118,8 +121,12 @@ def look(names):
 # The child is a real one of multiprocessing: `exec` is a function that spawn can hand over without a file to import.
 PROBE_PARENT = r"""
 def main():
-    channel, names = int(sys.argv[1]), sys.argv[2:]
+    channel, names = int(sys.argv[1].split(":")[0]), sys.argv[2:]
     seen = look(names)
+    try:
+        os.fstat(channel)
+    except OSError:  # sudo closes what it does not know
+        channel = os.open("/proc/%s/fd/%s" % tuple(reversed(sys.argv[1].split(":"))), os.O_WRONLY)
     import json
     def tell(who, said):
         os.write(channel, (json.dumps({who: said}) + "\n").encode("ascii"))
@@ -170,7 +177,7 @@ def _run_probe(
     }
     try:
         process = subprocess.Popen(
-            [launch, *python, "-c", source, str(channel), *names],
+            [launch, *python, "-c", source, f"{channel}:{os.getpid()}", *names],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -179,15 +186,12 @@ def _run_probe(
             env=environment,
             start_new_session=True,
         )
+        return _listen(process, answer, until)
     except OSError as error:
-        os.close(answer)
         return _Attempt(status=126, output=f"{launch}: {error.strerror}")
     finally:
-        os.close(channel)
-    try:
-        return _listen(process, answer, until)
-    finally:
         os.close(answer)
+        os.close(channel)
 
 
 def _listen(process: subprocess.Popen[bytes], answer: int, until: float) -> _Attempt:
@@ -252,13 +256,23 @@ def _parse(replies: bytes, attempt: _Attempt) -> None:
 class _Judge:
     """Turns what was seen into differences, each with its reason, and one message."""
 
-    def __init__(self, launch: str, expected: dict[str, str], secrets: frozenset[str], attempt: _Attempt) -> None:
+    def __init__(
+        self,
+        launch: str,
+        expected: dict[str, str],
+        secrets: frozenset[str],
+        attempt: _Attempt,
+        scope: str,
+        python: list[str],
+    ) -> None:
         self._release = os.path.dirname(launch)
         self._file = os.path.join(self._release, "pysite", "sitecustomize.py")
         self._expected = expected
         self._secrets = secrets
         self._attempt = attempt
-        if "PYTHONPATH" in expected:  # the launch script puts ours in front of it
+        self._scope = scope
+        self._python = python
+        if "PYTHONPATH" in expected and scope == "server":  # the launch script puts ours in front of it
             expected["PYTHONPATH"] = f"{os.path.dirname(self._file)}:{expected['PYTHONPATH']}"
 
     def shown(self, seen: Mapping[str, Any]) -> dict[str, Optional[str]]:
@@ -316,15 +330,19 @@ class _Judge:
         return "; ".join(_sentence(each) for each in differences)
 
     def _is_ours(self, seen: Mapping[str, Any]) -> bool:
-        loaded = seen.get("sitecustomize")
-        return loaded is not None and os.path.realpath(loaded) == os.path.realpath(self._file)
+        # Not the module's file: another one may be loaded that chains to ours.
+        return self._scope == "none" or os.path.realpath(self._file) in seen["ran"]
 
     def _why_not_ours(self, seen: Mapping[str, Any]) -> str:
         error = self._site_error()
         flags = [flag for flag in seen["flags"] if flag != "-E" or "-I" not in seen["flags"]]
-        if flags:
+        if "-S" in flags or (flags and self._scope == "server"):
             effect = "no start-up file runs" if "-S" in flags else "PYTHONPATH is ignored"
             return f"Python runs with {' '.join(flags)}: {effect}, in all workers too"
+        if self._scope != "server":
+            return f"the start-up file of scope {self._scope} did not run it" + (error and f": {error}")
+        if seen["path"] is None and os.path.basename(self._python[0]) == "sudo":
+            return "dropped by sudo: it keeps neither PYTHONPATH nor, without --preserve-env, the other variables"
         if seen.get("sitecustomize"):
             return f"shadowed by {seen['sitecustomize']}"
         if error:
