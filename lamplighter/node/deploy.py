@@ -156,7 +156,8 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         return
     run.release = failed
     if target is None:
-        message = f"{failure.message}; no earlier release to go back to; nothing is serving"
+        now = f"{', '.join(run.given_back)} started again" if run.given_back else "nothing is serving"
+        message = f"{failure.message}; no earlier release to go back to; {now}"
         run.end("failed", failure.exit_code, message, None)
     else:
         message = f"{failure.message}; rolled back: release {target.digest} is serving again"
@@ -167,6 +168,7 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     """Stop the failed server, wait for FREED, start the old one and wait for its answer."""
     swap.stop_old(run)
     if target is None:
+        run.given_back = swap.start_again(run)
         return "no earlier good release on this node"
     releases.use(run, target)
     swap.wait_until_freed(run)

@@ -13,6 +13,7 @@ import subprocess
 from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import freed
+from lamplighter.node.act import launcher, restarters, systemd
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.observe import gpus, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
@@ -21,6 +22,8 @@ from lamplighter.node.plan import Plan
 ROOT_FREE_BYTES = 64 << 20
 SHM_FREE_BYTES = 1 << 30
 VERSION_SECONDS = 20.0
+#: Below it are system users, whose shared memory logind leaves alone.
+SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
 
 _ASK_VERSION = "import sys, importlib.metadata as m; sys.stdout.write(m.version(sys.argv[1]))"
@@ -55,6 +58,8 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
         *_port(plan, claims),
         *_space(home),
         *_gpus(plan, home, resolved, claims),
+        *_launcher(plan, home),
+        *_restarters(find_restarters(plan, home, claims)),
     ]
     return Examination(tuple(findings), claims)
 
@@ -196,6 +201,49 @@ def _gpus(
         yield Finding("gpus", "ok", f"{len(uuids)} GPUs: {verdict.word}", verdict.reason)
 
 
+def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
+    choice = launcher.choose(plan.launcher)
+    if choice.obstacle is not None:
+        message = f"servers.{plan.name}.launcher: systemd is not possible here"
+        yield Finding("launcher", "error", message, choice.obstacle.reason, choice.obstacle.hint)
+        return
+    yield Finding("launcher", "ok", f"launcher {choice.kind}: {choice.why}")
+    edited = systemd.edited_by_hand(home)
+    if edited is not None:
+        hint = "it will be replaced once the new server is ready; keep changes in a drop-in (`systemctl edit`)"
+        yield Finding("unit_edited", "warning", "the unit file is not as lamplighter wrote it", edited, hint)
+    yield from _logout(choice.kind)
+
+
+def _logout(kind: str) -> Iterable[Finding]:
+    """What the end of this user's last login does to a server. Root's processes are spared."""
+    uid = os.geteuid()
+    if uid == 0 or not os.path.isdir(systemd.RUNNING) or systemd.is_lingering(uid):
+        return
+    user = processes.user_name(uid)
+    hint = f"run `loginctl enable-linger` as {user} on the node (needs no root)"
+    spared = systemd.logind("KillExcludeUsers") or ""
+    if systemd.logind("KillUserProcesses") == "b true" and f'"{user}"' not in spared:
+        message = f"logind kills all processes of {user} at logout: the server, and this run too"
+        yield Finding("logout_kills", "warning", message, f"KillUserProcesses=yes, launcher {kind}, no lingering", hint)
+    if systemd.logind("RemoveIPC") == "b true" and uid >= SYSTEM_UIDS:
+        message = f"logind removes the shared memory of {user} 15 s after logout, a live server's too"
+        yield Finding("remove_ipc", "warning", message, "RemoveIPC=yes, no lingering", hint)
+
+
+def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
+    for restarter in found:
+        if not restarter.may_be_stopped:
+            message = "a process that would be stopped lives in a unit or container that is left running"
+            yield Finding("restarter", "warning", message, str(restarter), restarter.hint)
+        elif restarter.is_enabled:
+            hint = f"`systemctl disable {restarter.place.name}`" if hasattr(restarter.place, "name") else ""
+            message = f"{restarter.name} will be stopped first, and comes back with the next boot"
+            yield Finding("restarter", "warning", message, str(restarter), hint)
+        else:
+            yield Finding("restarter", "ok", f"{restarter.name} will be stopped first", str(restarter))
+
+
 # ----------------------------------------------------------------------------- what other stages need to know as well
 
 
@@ -215,29 +263,32 @@ def find_claims(
         verdict = gpus.judge(gpus.take_sample(), uuids, {}, processes.is_pid_alive, allow=plan.allow)
         holders = set(verdict.holders)
     evidence = ownership.Evidence(table, frozenset(holders), frozenset(listeners))
-    return ownership.claims(
+    found = ownership.claims(
         evidence,
-        recorded_launches(home),
+        recorded_launches(home, table),
         engine,
         policy=plan.stale_policy,
         listed=plan.stale_kill,
         uid=os.geteuid(),
     )
+    return restarters.list_by_place(found, plan.stale_kill)
 
 
-def recorded_launches(home: ServerHome) -> list[ownership.Recorded]:
-    """Return all launches that the node remembers, as far as they are of this boot."""
-    found = []
+def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
+    """Return the units and containers, not ours, that keep processes which would be stopped."""
+    return restarters.find(claims, processes.processes(), systemd.recorded(home), plan.stale_kill)
+
+
+def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
+    """Return all launches that the node remembers, as far as they are of this boot, and what our unit runs now."""
+    found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
         record = read_json(launch.process)
         if record is None or record.get("boot_id") != processes.boot_id():
             continue
-        found.append(
-            ownership.Recorded(
-                processes.Identity(record["boot_id"], record["pid"], record["start"]),
-                processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"]),
-            )
-        )
+        launched = launcher.read_launched(launch)
+        if launched is not None:
+            found.append(ownership.Recorded(launched.main, launched.supervisor))
     return found
 
 
@@ -246,11 +297,12 @@ def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
     record = read_json(home.record)
     if record is None or not record.get("ready"):
         return None
-    if not processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"])):
+    main = launcher.present(record).main
+    if main is None:
         return None
     if not ports.listeners(record["port"]):
         return None
-    return {name: record[name] for name in ("release", "pid", "port", "model", "since")}
+    return {**{name: record[name] for name in ("release", "port", "model", "since")}, "pid": main.pid}
 
 
 def is_answering(host: str, port: int) -> bool:

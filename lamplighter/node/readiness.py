@@ -16,9 +16,10 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Optional
 
+from lamplighter.node.act import launcher
 from lamplighter.node.act.launcher import ExitStatus, Launched, read_exit
 from lamplighter.node.layout import LaunchFiles
-from lamplighter.node.observe import http, ownership, ports, processes
+from lamplighter.node.observe import http, ports, processes
 from lamplighter.node.observe.logwatch import Diagnosis, LogWatch
 from lamplighter.node.plan import Plan
 
@@ -51,9 +52,9 @@ class NotReady:
 class LogFile:
     """Reads what a growing file gains."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
 
     def new(self) -> bytes:
         """Return at most READ_BYTES not yet seen. A file that shrank is read from its start."""
@@ -147,7 +148,7 @@ def watch(
 
     ``heed`` is called in every round; what it raises ends the watch.
     """
-    log = LogFile(launch.log)
+    log = LogFile(launch.log, launched.log_from)
     watched = LogWatch(engine, plan.engine_version)
     probe = Probe(plan, engine, api_key)
     began = time.monotonic()
@@ -178,8 +179,7 @@ def _owns_port(plan: Plan, launched: Launched) -> bool:
     listening = ports.listeners(plan.port)
     if not listening:
         return False
-    table = processes.processes()
-    ours = {process.pid for process in ownership.members(ownership.Recorded(launched.main, launched.supervisor), table)}
+    ours = {process.pid for process in launcher.members(launched, processes.processes())}
     return any(ours & set(listener.pids) for listener in listening)
 
 

@@ -60,8 +60,8 @@ def heartbeat() -> Iterator[None]:
 def start_worker(request: dict[str, Any], home: str, run: RunDirectory) -> subprocess.Popen[bytes]:
     """Start the worker of ``run`` outside this session and, under systemd, outside its cgroup. It reads the request.
 
-    Where PID 1 is systemd and we are root, or linger, the worker gets a scope of its own: otherwise logind may end it together
-    with the SSH session, and a restart of sshd with another KillMode would too. Measured cost: 50 ms.
+    Where PID 1 is systemd and we are root, or linger, the worker gets a scope of its own: otherwise logind may end it
+    together with the SSH session, and a restart of sshd with another KillMode would too. Measured cost: 50 ms.
     """
     command = [sys.executable, "-I", "-S", home, "worker"]
     scope = systemd.scope(f"lamplighter-run-{run.run_id}")

@@ -8,7 +8,7 @@ import time
 from typing import Any, Callable, Optional
 
 from lamplighter.node import deploy, events, journal, preflight, relay
-from lamplighter.node.act import files, lock
+from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.observe import ports, processes
 from lamplighter.node.plan import Plan
@@ -40,18 +40,22 @@ def _status_of(home: ServerHome) -> dict[str, Any]:
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
     if record is not None:
         found.update({name: record.get(name) for name in ("release", "pid", "port", "model", "since")})
-        identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
-        if not processes.is_alive(identity):
-            found["state"] = "stopped"
-            found["message"] = _why_gone(record, identity)
+        now = launcher.present(record)
+        found["unit"], found["restarts"] = record.get("unit"), now.restarts
+        found["pid"] = now.main.pid if now.main else None
+        if now.main is None:
+            found["state"] = "starting" if now.is_restarting else "stopped"
+            found["message"] = _joined(_why_gone(record), now.note)
         elif not record.get("ready"):
             found["state"], found["message"] = _unconfirmed(home, record)
         elif not ports.listeners(record["port"]):
-            found["state"], found["message"] = "unknown", f"its process is alive, port {record['port']} has no listener"
+            found["state"] = "starting" if now.is_other else "unknown"
+            found["message"] = _joined(now.note, f"its process is alive, port {record['port']} has no listener")
         elif not preflight.is_answering(record["host"], record["port"]):
-            found["state"], found["message"] = "unknown", f"port {record['port']} accepts and does not answer"
+            found["state"] = "starting" if now.is_other else "unknown"
+            found["message"] = _joined(now.note, f"port {record['port']} accepts and does not answer")
         else:
-            found["state"], found["message"] = "serving", ""
+            found["state"], found["message"] = "serving", now.note
     found["run"] = _run_at_work(home)
     last = home.all_runs()[-1:]
     found["last_run"] = _last_run(last[0]) if last else None
@@ -83,15 +87,17 @@ def _unconfirmed(home: ServerHome, record: dict[str, Any]) -> tuple[str, str]:
     return "starting", f"its process is alive and does not answer yet; {killed}"
 
 
-def _why_gone(record: dict[str, Any], identity: processes.Identity) -> str:
-    if identity.boot_id != processes.boot_id():
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _why_gone(record: dict[str, Any]) -> str:
+    if record["boot_id"] != processes.boot_id():
         return "the node has been rebooted since"
     directory = os.path.dirname(record["log"])
     attempt = "old" if os.path.basename(record["log"]) == "server.old.log" else "new"
-    ending = read_json(RunDirectory(directory).launch(attempt).exit)
-    if ending is None:
-        return "its process is gone"
-    return f"its process ended with {'signal' if ending['signal'] else 'status'} {ending['signal'] or ending['code']}"
+    ending = launcher.read_exit(RunDirectory(directory).launch(attempt))
+    return "its process is gone" if ending is None else f"its process ended: {ending}"
 
 
 def _run_at_work(home: ServerHome) -> Optional[dict[str, Any]]:

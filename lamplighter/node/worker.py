@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, Optional
 from lamplighter.node import events, journal
 from lamplighter.node.act import files, lock
 from lamplighter.node.act.launched import Launched, Order
+from lamplighter.node.act.restarters import Restarter
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
 from lamplighter.node.observe import processes
@@ -68,6 +69,9 @@ class Run:
         self.launch: Optional[LaunchFiles] = None
         self.order: Optional[Order] = None
         self.launched: Optional[Launched] = None
+        self.stopped_restarters: list[Restarter] = []
+        self.given_back: list[str] = []
+        self.stop_began = 0.0
         self.durations: dict[str, float] = {}
         self.ready_seconds: Optional[float] = None
         self.old_answered_at: Optional[float] = None

@@ -1,210 +1,164 @@
-"""Starting a server so that it lives on by itself, and knowing how it ended.
+"""One small interface to whoever keeps a server running: ``detached`` or ``systemd``.
 
-The detached launcher puts a small supervisor between us and the server: in its own session, sub-reaper of everything
-below, it writes down who the server is *before* the server's first instruction runs, and how it ended 1 ms after. If
-the supervisor is killed, the server lives on and only its exit status is lost.
+``auto`` means systemd where PID 1 is systemd and we may use it. What a launch left on disk tells later which of the two
+it was, so that a node may change from one to the other: the old server is stopped by its own launcher.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from typing import Any, NoReturn, Optional
+from typing import Any, Callable, Mapping, Optional
 
-from lamplighter.node import relay
-from lamplighter.node.act import files
-from lamplighter.node.layout import LaunchFiles, read_json
-from lamplighter.node.observe import processes
+from lamplighter.node.act import detached, systemd
+from lamplighter.node.act.detached import launch_detached
+from lamplighter.node.act.launched import (
+    ExitStatus,
+    Launched,
+    LaunchFailed,
+    Order,
+    bare_environment,
+    read_exit,
+    read_launched,
+    unit_in,
+)
+from lamplighter.node.layout import ServerHome
+from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe.ownership import Recorded
+from lamplighter.node.observe.processes import Process
 
-PR_SET_CHILD_SUBREAPER = 36
-BEGIN_SECONDS = 20.0
+__all__ = [
+    "Choice",
+    "ExitStatus",
+    "LaunchFailed",
+    "Launched",
+    "Order",
+    "Present",
+    "bare_environment",
+    "choose",
+    "clear",
+    "commit",
+    "launch",
+    "launch_detached",
+    "members",
+    "present",
+    "read_exit",
+    "read_launched",
+    "recorded_in_unit",
+    "stop_unit",
+]
+
+SYSTEMD, DETACHED = "systemd", "detached"
 
 
 @dataclasses.dataclass(frozen=True)
-class Launched:
-    """A started server: its main process (leader of its own session) and its supervisor."""
+class Choice:
+    """The launcher for this node and user, and why; ``obstacle``: what was asked for is impossible here."""
 
-    main: processes.Identity
-    supervisor: processes.Identity
+    kind: str
+    why: str
+    obstacle: Optional[systemd.Obstacle] = None
+
+
+def choose(wanted: str) -> Choice:
+    """Choose by what the inventory says (auto, systemd or detached) and what this node lets this user do."""
+    if wanted == DETACHED:
+        return Choice(DETACHED, "the inventory says so")
+    obstacle = systemd.why_not()
+    if obstacle is None:
+        return Choice(SYSTEMD, "the inventory says so" if wanted == SYSTEMD else "PID 1 is systemd, and we may use it")
+    if wanted == SYSTEMD:
+        return Choice(SYSTEMD, "the inventory says so", obstacle)
+    return Choice(DETACHED, obstacle.reason)
+
+
+def launch(wanted: str, order: Order, home: ServerHome) -> Launched:
+    """Start the release of ``order`` so that it lives on by itself; nothing restarts it yet.
+
+    Returns once its identity is on disk. Raises LaunchFailed, OSError.
+    """
+    choice = choose(wanted)
+    if choice.obstacle is not None:
+        raise LaunchFailed(choice.obstacle.reason)
+    return systemd.launch(order, home) if choice.kind == SYSTEMD else detached.launch(order)
+
+
+def commit(order: Order, home: ServerHome, launched: Launched) -> None:
+    """Make the launch the lasting one: restarted after a crash and a reboot, where its launcher can do that.
+
+    Raises LaunchFailed, OSError: what was committed before then still is.
+    """
+    if launched.unit is not None:
+        systemd.commit(order, home, launched)
+    else:
+        systemd.forget(home)
+
+
+def stop_unit(home: ServerHome, seconds: float, tell: Callable[[str], None]) -> bool:
+    """Stop the server's unit, if it has one, and drop an uncommitted one; tell whether it was down in time."""
+    unit = systemd.recorded(home)
+    is_down = unit is None or systemd.stop(unit, seconds, tell)
+    if is_down:
+        systemd.clear(home)
+    return is_down
+
+
+def clear(home: ServerHome) -> None:
+    """Drop an uncommitted unit that does not run; the committed one, if any, is as before."""
+    systemd.clear(home)
+
+
+def members(launched: Launched, table: Mapping[int, Process]) -> list[Process]:
+    """Return the processes of a launched server: all in its unit's cgroup, or by descent and session."""
+    found = {process.pid: process for process in ownership.members(Recorded(launched.main, launched.supervisor), table)}
+    if launched.unit is not None:
+        found.update((process.pid, process) for process in systemd.members(launched.unit, table))
+    return list(found.values())
+
+
+def recorded_in_unit(home: ServerHome, table: Mapping[int, Process]) -> list[Recorded]:
+    """Return what is in the cgroup of the server's unit, each process as a launch that we recorded.
+
+    The unit is what was written down; systemd may have restarted it since, or brought it back after a reboot.
+    """
+    unit = systemd.recorded(home)
+    return [] if unit is None else [Recorded(process.identity, None) for process in systemd.members(unit, table)]
 
 
 @dataclasses.dataclass(frozen=True)
-class ExitStatus:
-    """How a server's main process ended: ``code``, or ``signal`` when one killed it; both None if nobody saw it."""
+class Present:
+    """The process that a server's record stands for now; ``main`` None: there is none.
 
-    code: Optional[int]
-    signal: Optional[int]
-
-    def __str__(self) -> str:
-        if self.signal is not None:
-            return f"killed by {signal.Signals(self.signal).name}"
-        return "exit status unknown" if self.code is None else f"exit status {self.code}"
-
-
-class LaunchFailed(Exception):
-    """The launcher itself could not start anything; the text says why."""
-
-
-def launch_detached(command: list[str], directory: str, launch: LaunchFiles, runner: str, unit: str) -> Launched:
-    """Start ``command`` in ``directory``, output to ``launch.log``; return once its identity is on disk.
-
-    Touches: a new session (and systemd scope ``unit`` as root under systemd), ``launch.process``, ``launch.log``.
+    ``note`` says what systemd did with it meanwhile, in words for people.
     """
-    order = {
-        "command": command,
-        "directory": directory,
-        "log": launch.log,
-        "process": launch.process,
-        "exit": launch.exit,
-    }
-    supervisor = subprocess.Popen(
-        [*relay.scope(unit), sys.executable, "-I", "-S", runner, "supervise"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        env=bare_environment(),
-        start_new_session=True,
-    )
-    with contextlib.suppress(OSError):  # it died at once: its last words are read below
-        if supervisor.stdin:
-            supervisor.stdin.write(json.dumps(order).encode())
-            supervisor.stdin.close()
-    try:
-        return _await_record(supervisor, launch)
-    finally:
-        if supervisor.stderr:
-            supervisor.stderr.close()
+
+    main: Optional[processes.Identity]
+    restarts: int = 0
+    note: str = ""
+    is_restarting: bool = False
+    is_other: bool = False
 
 
-def _await_record(supervisor: subprocess.Popen[bytes], launch: LaunchFiles) -> Launched:
-    deadline = time.monotonic() + BEGIN_SECONDS
-    while True:
-        launched = read_launched(launch)
-        if launched is not None:
-            return launched
-        if supervisor.poll() is not None:
-            words = supervisor.stderr.read(4000).decode("utf-8", "replace").strip() if supervisor.stderr else ""
-            raise LaunchFailed(words or f"the supervisor ended with status {supervisor.returncode}")
-        if time.monotonic() > deadline:
-            supervisor.kill()  # else it might start the server after we have said that it did not
-            supervisor.wait()
-            raise LaunchFailed(f"the supervisor wrote nothing within {BEGIN_SECONDS:.0f} s")
-        time.sleep(0.01)
+def present(record: Mapping[str, Any]) -> Present:
+    """Ask which process ``server.json`` stands for now: the launched one, or the one that systemd started since."""
+    launched = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    unit = unit_in(dict(record))
+    state = systemd.look(unit) if unit is not None else None
+    if unit is None or state is None:
+        return Present(launched if processes.is_alive(launched) else None)
+    if state.main == launched:
+        return Present(launched)
+    if state.main is None:
+        is_restarting = not state.is_down
+        note = f"systemd restarts {unit.name}" if is_restarting else f"{unit.name} is {state.active}"
+        return Present(None, state.restarts, note, is_restarting)
+    if state.restarts:
+        note = f"systemd restarted {unit.name} {_times(state.restarts)}"
+    elif launched.boot_id != processes.boot_id():
+        note = f"systemd started {unit.name} when the node booted"
+    else:
+        note = f"somebody started {unit.name} by hand"
+    return Present(state.main, state.restarts, note, is_other=True)
 
 
-def bare_environment() -> dict[str, str]:
-    """Return the environment that every launch starts from: little, and the same for whoever asks.
-
-    PATH is that of a command over SSH; the launch script puts the server's own directories in front, or behind it.
-    """
-    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ", "PATH") if name in os.environ}
-    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **keep, "LANG": "C.UTF-8"}
-
-
-def read_launched(launch: LaunchFiles) -> Optional[Launched]:
-    """Return who was launched, from ``launch.process``; None when nothing (complete) is written there."""
-    record = read_json(launch.process)
-    if record is None:
-        return None
-    return Launched(
-        processes.Identity(record["boot_id"], record["pid"], record["start"]),
-        processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"]),
-    )
-
-
-def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
-    """Return how the main process ended; None while it has not, or within ``wait`` seconds nobody has written it."""
-    deadline = time.monotonic() + wait
-    while True:
-        record = read_json(launch.exit)
-        if record is not None:
-            return ExitStatus(record["code"], record["signal"])
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(0.005)
-
-
-def supervise() -> NoReturn:
-    """Run one order from stdin: start, record, wait, record, reap until no descendant is left."""
-    order = json.load(sys.stdin)
-    _detach()
-    gate, opener = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _become_server(order, gate, opener)
-    os.close(gate)
-    _record(order, pid)
-    with contextlib.suppress(BrokenPipeError):  # it has failed already, before it came to the gate
-        os.write(opener, b"go")
-    os.close(opener)
-    while True:
-        try:
-            gone, status = os.wait()
-        except ChildProcessError:
-            os._exit(0)
-        if gone == pid:
-            with contextlib.suppress(OSError):  # a full disk: the descendants need their reaper all the same
-                _record_exit(order, status)
-
-
-def _detach() -> None:
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    # Orphans of the server come to us instead of to PID 1: so they stay findable as its descendants, and get reaped.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _become_server(order: dict[str, Any], gate: int, opener: int) -> NoReturn:
-    try:
-        os.close(opener)
-        os.setsid()
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored in the server
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.umask(0o022)
-        os.chdir(order["directory"])
-        if os.read(gate, 2) == b"go":  # else the supervisor died before it had written down who we are
-            os.execv(  # noqa: S606 - the point is that no shell is between
-                order["command"][0], order["command"]
-            )
-    except OSError as error:
-        what = error.filename or order["command"][0]
-        os.write(2, f"{what}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-    os._exit(127)
-
-
-def _record(order: dict[str, Any], pid: int) -> None:
-    main, supervisor = processes.read_process(pid), processes.read_process(os.getpid())
-    if main is None or supervisor is None:
-        raise SystemExit("cannot read /proc")
-    files.write_json(
-        order["process"],
-        {
-            "boot_id": main.identity.boot_id,
-            "pid": pid,
-            "start": main.start,
-            "supervisor_pid": supervisor.pid,
-            "supervisor_start": supervisor.start,
-            "command": order["command"],
-            "t": time.time(),
-        },
-    )
-
-
-def _record_exit(order: dict[str, Any], status: int) -> None:
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    files.write_json(order["exit"], {"code": code, "signal": number, "t": time.time()})
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

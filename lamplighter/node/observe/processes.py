@@ -290,6 +290,19 @@ def activity(pid: int) -> Optional[Activity]:
     return Activity(stat.cpu_ticks, int(counters.get(b"rchar", 0)) + int(counters.get(b"read_bytes", 0)))
 
 
+def limits(pid: int) -> Dict[str, float]:
+    """Return the soft limits of process ``pid``, by the kernel's names in lower case without "max"; empty if hidden."""
+    text = (_read(f"{PROC}/{pid}/limits") or b"").decode("ascii", "replace")
+    found = {}
+    for line in text.splitlines()[1:]:
+        columns = re.split(r" {2,}", line.strip())
+        if len(columns) >= 3 and (columns[1] == "unlimited" or columns[1].isdigit()):
+            name = columns[0].lower()
+            name = name[len("max ") :] if name.startswith("max ") else name
+            found[name] = float("inf") if columns[1] == "unlimited" else float(columns[1])
+    return found
+
+
 def open_files(pid: int) -> Optional[Dict[int, str]]:
     """Map the open file descriptors of ``pid`` to what they lead to (a path, ``socket:[INODE]``, ...).
 

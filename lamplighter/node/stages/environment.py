@@ -7,7 +7,7 @@ from typing import Optional
 from lamplighter.node import envproof
 from lamplighter.node.act import launcher
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe import processes
 from lamplighter.node.worker import Run, StageFailure
 
 
@@ -56,7 +56,4 @@ def confirm(run: Run) -> Optional[str]:
 
 def _members(run: Run) -> list[processes.Process]:
     assert run.launch is not None
-    launched = launcher.read_launched(run.launch)
-    if launched is None:
-        return []
-    return ownership.members(ownership.Recorded(launched.main, launched.supervisor), processes.processes())
+    return [] if run.launched is None else launcher.members(run.launched, processes.processes())

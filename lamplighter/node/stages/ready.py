@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Optional
 
 from lamplighter.node import readiness
-from lamplighter.node.act import launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.worker import Run, StageFailure
 
@@ -13,9 +12,10 @@ from lamplighter.node.worker import Run, StageFailure
 def wait_until_ready(run: Run) -> Optional[str]:
     """Watch the start until the server has answered a question, died, or run out of time."""
     assert run.launch is not None
-    launched = launcher.read_launched(run.launch)
-    assert launched is not None
-    verdict = readiness.watch(run.plan, run.engine, run.launch, launched, run.request.get("api_key"), run.progress, run.heed)
+    assert run.launched is not None
+    verdict = readiness.watch(
+        run.plan, run.engine, run.launch, run.launched, run.request.get("api_key"), run.progress, run.heed
+    )
     if isinstance(verdict, readiness.NotReady):
         diagnosis = verdict.diagnosis
         raise StageFailure(

@@ -14,6 +14,7 @@ from lamplighter.node.act import files
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
 from lamplighter.node.plan import Plan
+from lamplighter.node.stages import swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.worker import Run, StageFailure
 
@@ -131,7 +132,8 @@ def commit(run: Run) -> Optional[str]:
 
 
 def make_current(run: Run, release: ReleaseDirectory) -> None:
-    """Let ``current`` point to the release that has just answered, and the server's record say so."""
+    """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record."""
+    swap.settle(run)
     files.point(run.home.current, os.path.join("releases", release.digest))
     record = read_json(run.home.record) or {}
     files.write_json(run.home.record, {**record, "ready": True, "since": run.new_answered_at})

@@ -158,7 +158,8 @@ def _prune_runs(run: Run) -> None:
 
 
 def _references(home: ServerHome) -> list[dict[str, object]]:
-    found = [read_json(home.record), *(read_json(release.verdict) for release in home.all_releases())]
+    verdicts = (read_json(release.verdict) for release in home.all_releases())
+    found = [read_json(home.record), read_json(home.unit), *verdicts]
     return [record for record in found if record is not None]
 
 

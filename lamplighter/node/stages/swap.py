@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from typing import Optional
+from typing import Any, Optional
 
 from lamplighter.node import freed, preflight
-from lamplighter.node.act import files, launcher, stop
+from lamplighter.node.act import files, launcher, restarters, stop, systemd
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
-from lamplighter.node.observe import ownership
+from lamplighter.node.observe import ownership, processes
 from lamplighter.node.worker import Run, StageFailure
+
+#: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
+LIMITS = {"locked memory": float("inf"), "open files": 65536.0}
 
 
 def stop_old(run: Run) -> Optional[str]:
-    """Stop what we recorded and, by policy, stale processes of the engine; leave all others."""
+    """Stop what we recorded and, by policy, stale processes of the engine; leave all others.
+
+    Whoever would bring one of them back (our unit, another unit, a container) is stopped first.
+    """
+    run.stop_began = time.time()
     claimed = _claims(run)
     stopping = [claim for claim in claimed if claim.may_be_stopped]
-    if not stopping:
+    if not stopping and not _is_unit_up(run):
+        launcher.clear(run.home)
         return "nothing of ours is running"
     for claim in stopping:
         run.progress(f"stopping {claim}", pids=[claim.process.pid])
@@ -26,12 +35,13 @@ def stop_old(run: Run) -> Optional[str]:
     if preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
     look = run.engine.get("stop") or {}
+    run.touched = True
+    grace = _stop_supervisors(run, claimed)
     manner = stop.Manner(
         signal=getattr(signal, "SIG" + look.get("signal", "TERM")),
         to_all=look.get("scope", "group") == "group",
-        grace=run.plan.timeouts.stop,
+        grace=grace,
     )
-    run.touched = True
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
     )
@@ -43,7 +53,56 @@ def stop_old(run: Run) -> Optional[str]:
             evidence=stop.describe_survivors(survivors),
             hint="a process that KILL does not end is held by the kernel: look at dmesg, then reboot the node",
         )
+    launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
+    _tell_newcomers(run, claimed)
     return None
+
+
+def _is_unit_up(run: Run) -> bool:
+    """Tell whether our unit runs, or waits to be restarted, in which case there is no process of it."""
+    unit = systemd.recorded(run.home)
+    state = systemd.look(unit) if unit is not None else None
+    return state is not None and not state.is_down
+
+
+def _stop_supervisors(run: Run, claimed: list[ownership.Claim]) -> float:
+    """Stop who would restart what is stopped; return the seconds that are left until KILL."""
+    began = time.monotonic()
+    seconds = run.plan.timeouts.stop
+    is_down = launcher.stop_unit(run.home, seconds, run.progress)
+    for restarter in preflight.find_restarters(run.plan, run.home, claimed):
+        if not restarter.may_be_stopped:
+            run.warn(f"{restarter} is left running, and may start again what is stopped now", restarter.hint)
+            continue
+        trouble = restarters.stop(restarter, seconds, run.progress)
+        run.stopped_restarters.append(restarter)
+        if trouble:
+            run.warn(trouble, restarter.hint)
+            is_down = False
+    spent = time.monotonic() - began
+    return seconds if is_down else max(0.0, seconds - spent)
+
+
+def _tell_newcomers(run: Run, before: list[ownership.Claim]) -> None:
+    """List the holders again: one that was started again, or was charged with the memory, is not passed over."""
+    stopped = [claim for claim in before if claim.may_be_stopped]
+    for claim in restarters.newcomers(before, _claims(run)):
+        what = restarters.describe_newcomer(claim, stopped, time.time() - run.stop_began)
+        run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
+
+
+def start_again(run: Run) -> list[str]:
+    """Start the units and containers again that this run stopped: what served before is theirs. Return their names."""
+    back = []
+    while run.stopped_restarters:
+        restarter = run.stopped_restarters.pop()
+        trouble = restarters.start(restarter)
+        if trouble:
+            run.warn(f"{restarter.name} could not be started again: {trouble}")
+        else:
+            back.append(restarter.name)
+            run.progress(f"started {restarter.name} again")
+    return back
 
 
 def _claims(run: Run) -> list[ownership.Claim]:
@@ -80,7 +139,7 @@ def start_new(run: Run) -> Optional[str]:
 
 
 def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> None:
-    intruders = [claim for claim in _claims(run) if not claim.may_be_stopped]
+    intruders = [claim for claim in _claims(run) if processes.is_alive(claim.process.identity)]
     if intruders:
         raise StageFailure(
             Exit.NOT_FREED,
@@ -91,17 +150,23 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
         )
     run.touched = True
     files.make_directory(run.directory.records)
+    look = run.engine.get("stop") or {}
+    run.order = launcher.Order(
+        server=run.plan.name,
+        release=release,
+        launch=launch,
+        records=run.directory.records,
+        runner=run.runner,
+        run_id=run.directory.run_id,
+        stop_signal=look.get("signal", "TERM"),
+        stop_seconds=run.plan.timeouts.stop,
+    )
     try:
-        launched = launcher.launch_detached(
-            [release.launch_script],
-            release.path,
-            launch,
-            run.runner,
-            f"lamplighter-{run.plan.name}-{run.directory.run_id}-{launch.attempt}",
-        )
+        launched = launcher.launch(run.plan.launcher, run.order, run.home)
     except (launcher.LaunchFailed, OSError) as error:
         raise StageFailure(Exit.CRASHED, f"the launcher failed: {error}", cause="launcher") from error
-    run.launch = launch
+    run.launched = launched
+    run.launch = launched.launch or launch
     main = launched.main
     files.write_json(
         run.home.record,
@@ -109,17 +174,54 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
             "boot_id": main.boot_id,
             "pid": main.pid,
             "start": main.start,
-            "supervisor_pid": launched.supervisor.pid,
-            "supervisor_start": launched.supervisor.start,
+            **_keeper(launched),
             "port": run.plan.port,
             "host": run.plan.host,
             "model": run.plan.served_name,
             "gpus": list(run.uuids),
             "release": release.digest,
             "run": run.directory.run_id,
-            "log": launch.log,
+            "log": run.launch.log,
+            "attempt": run.launch.attempt,
+            "records": os.path.join(run.launch.directory, "envproof"),
             "ready": False,
             "since": time.time(),
         },
     )
-    run.progress(f"started as pid {main.pid}", pids=[main.pid])
+    under = f" under {launched.unit.name}" if launched.unit else ""
+    run.progress(f"started as pid {main.pid}{under}", pids=[main.pid])
+    if launched.unit is not None:
+        _tell_low_limits(run, main.pid)
+
+
+def _keeper(launched: launcher.Launched) -> dict[str, Any]:
+    if launched.unit is not None:
+        return {"unit": launched.unit.name, "manager_uid": launched.unit.manager_uid}
+    assert launched.supervisor is not None
+    return {"supervisor_pid": launched.supervisor.pid, "supervisor_start": launched.supervisor.start}
+
+
+def _tell_low_limits(run: Run, pid: int) -> None:
+    limits = processes.limits(pid)
+    for name, wanted in LIMITS.items():
+        soft = limits.get(name)
+        if soft is not None and soft < wanted:
+            run.warn(
+                f"the node limits the server's {name} to {soft:g}",
+                "raise the hard limit of the node (limits.conf, or the unit of the user's manager)",
+            )
+
+
+def settle(run: Run) -> None:
+    """Make the server that has just answered the lasting one: its unit is restarted after a crash and a reboot."""
+    assert run.order is not None
+    assert run.launched is not None
+    try:
+        launcher.commit(run.order, run.home, run.launched)
+    except (launcher.LaunchFailed, OSError) as error:
+        raise StageFailure(
+            Exit.CRASHED,
+            "the server answers, but its unit cannot be made lasting",
+            cause="launcher",
+            evidence=str(error),
+        ) from error

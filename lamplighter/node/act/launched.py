@@ -1,0 +1,131 @@
+"""What is known of a launch, whichever launcher made it: who the server is, how it ended, what it was started with.
+
+The records are files of the run: ``process.json`` is written by us, ``exit.json`` by whoever saw the end (the
+supervisor of a detached server, or systemd's ExecStopPost, each in its own words).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from typing import Any, Optional
+
+from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, read_json
+from lamplighter.node.observe import processes
+from lamplighter.node.observe.processes import Unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """One server to be started: its release, where its log and records go, and how it wants to be stopped.
+
+    ``stop_seconds`` from the first signal to KILL. ``runner`` is our own program as it lies on the node.
+    """
+
+    server: str
+    release: ReleaseDirectory
+    launch: LaunchFiles
+    records: str
+    runner: str
+    run_id: str
+    stop_signal: str
+    stop_seconds: float
+
+    @property
+    def scope(self) -> str:
+        """Name the systemd scope of a detached server."""
+        return f"lamplighter-{self.server}-{self.run_id}-{self.launch.attempt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A started server: its main process, and its supervisor or its unit.
+
+    ``launch`` is where its log and its end are found: an old unit that is started again keeps its own files, and its
+    log is then of interest from byte ``log_from`` on.
+    """
+
+    main: processes.Identity
+    supervisor: Optional[processes.Identity] = None
+    unit: Optional[Unit] = None
+    launch: Optional[LaunchFiles] = None
+    log_from: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitStatus:
+    """How a server's main process ended: ``code``, or ``signal`` when one killed it; both None if nobody saw it."""
+
+    code: Optional[int]
+    signal: Optional[int]
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"killed by {signal.Signals(self.signal).name}"
+        return "exit status unknown" if self.code is None else f"exit status {self.code}"
+
+
+class LaunchFailed(Exception):
+    """The launcher itself could not start anything; the text says why."""
+
+
+def bare_environment(records: Optional[str] = None) -> dict[str, str]:
+    """Return the environment that every launch starts from: little, and the same for whoever asks.
+
+    PATH is that of a command over SSH; the launch script puts the server's own directories in front, or behind it.
+    ``records`` is the directory in which each Python of the server leaves proof of its variables.
+    """
+    keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ", "PATH") if name in os.environ}
+    bare = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **keep, "LANG": "C.UTF-8"}
+    return bare if records is None else {**bare, "LAMPLIGHTER_RECORDS": records}
+
+
+def read_launched(launch: LaunchFiles) -> Optional[Launched]:
+    """Return who was launched, from ``launch.process``; None when nothing (complete) is written there."""
+    record = read_json(launch.process)
+    if record is None:
+        return None
+    return Launched(
+        processes.Identity(record["boot_id"], record["pid"], record["start"]),
+        _supervisor(record),
+        unit_in(record),
+        launch,
+    )
+
+
+def _supervisor(record: dict[str, Any]) -> Optional[processes.Identity]:
+    if record.get("supervisor_pid") is None:
+        return None
+    return processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])
+
+
+def unit_in(record: dict[str, Any]) -> Optional[Unit]:
+    """Return the unit that a record (process.json, server.json, unit.json) speaks of, None for a detached server."""
+    return Unit(record["unit"], record.get("manager_uid")) if record.get("unit") else None
+
+
+def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
+    """Return how the main process ended; None while it has not, or within ``wait`` seconds nobody has written it."""
+    deadline = time.monotonic() + wait
+    while True:
+        record = read_json(launch.exit)
+        if record is not None:
+            return _ending(record)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.005)
+
+
+def _ending(record: dict[str, Any]) -> ExitStatus:
+    if "result" not in record:
+        return ExitStatus(record["code"], record["signal"])
+    # systemd's words: code is exited, killed or dumped; status a number, or the signal's name without SIG.
+    code, status = record["code"], record["status"]
+    if code == "exited" and status.isdigit():
+        return ExitStatus(int(status), None)
+    number = getattr(signal, f"SIG{status}", None)
+    if code in ("killed", "dumped") and number is not None:
+        return ExitStatus(None, int(number))
+    return ExitStatus(None, None)

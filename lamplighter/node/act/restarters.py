@@ -1,0 +1,206 @@
+"""Who would bring a killed process back: a systemd unit or a container that is not ours, found through the cgroup.
+
+A restarter is stopped, and before its processes, only where that stops nothing but what may be stopped anyway: its
+main process is such a process, or a plain wrapper around one. A server that somebody started from cron or a notebook
+lives in that daemon's unit too, and the daemon is never stopped for it. ``stale.kill`` may list a unit or a container
+by name.
+
+facts: a raw kill makes systemd restart the unit, and Docker the container with ``--restart=always``; ``docker stop``
+keeps it down until its daemon restarts. Containers of Kubernetes come back whatever a node's tools do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from typing import Callable, Iterable, Mapping, Optional, Union
+
+from lamplighter.node.act import systemd
+from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe.ownership import Claim
+from lamplighter.node.observe.processes import Container, Process, Unit
+
+#: Main processes that live only for the server they start.
+WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "env", "uv", "tini", "docker-init", "dumb-init", "catatonit"})
+
+#: The command that speaks for a runtime, where there is one that can stop a container for good.
+TOOLS = {"docker": "docker", "podman": "podman"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Restarter:
+    """A unit or container with processes that will be stopped.
+
+    ``obstacle``: why it is left alone, empty if it will be stopped first. ``name`` is what people call it.
+    """
+
+    place: Union[Unit, Container]
+    name: str
+    pids: tuple[int, ...]
+    obstacle: str = ""
+    hint: str = ""
+    is_enabled: bool = False
+
+    @property
+    def may_be_stopped(self) -> bool:
+        return not self.obstacle
+
+    def __str__(self) -> str:
+        pids = ", ".join(map(str, self.pids))
+        return f"{self.name} (pid {pids})" + (f": {self.obstacle}" if self.obstacle else "")
+
+
+def place_of(process: Process) -> Union[Unit, Container, None]:
+    """Return the unit or container that keeps a process; a scope keeps nothing and is none."""
+    unit = processes.unit_of(process)
+    if unit is not None and unit.name.endswith(".service") and not _is_runtime(unit):
+        return unit  # also around a container: the unit starts it again
+    return processes.container_of(process)
+
+
+def _is_runtime(unit: Unit) -> bool:
+    """Tell whether a unit is the daemon of a container runtime, below which containers may lie (cgroupfs driver)."""
+    return unit.name in ("docker.service", "containerd.service", "podman.service", "crio.service", "kubelet.service")
+
+
+def find(
+    claims: Iterable[Claim], table: Mapping[int, Process], ours: Optional[Unit], listed: Iterable[str]
+) -> list[Restarter]:
+    """Return who would bring back the processes that may be stopped. ``ours`` is our own unit, which is no restarter.
+
+    Reads only, but asks systemd and the container runtime.
+    """
+    stoppable = {claim.process.pid: claim.process for claim in claims if claim.may_be_stopped}
+    places: dict[Union[Unit, Container], list[int]] = {}
+    for pid, process in stoppable.items():
+        place = place_of(process)
+        if place is not None and place != ours:
+            places.setdefault(place, []).append(pid)
+    listed = frozenset(listed)
+    return [_judge(place, tuple(sorted(pids)), stoppable, table, listed) for place, pids in places.items()]
+
+
+def _judge(
+    place: Union[Unit, Container],
+    pids: tuple[int, ...],
+    stoppable: Mapping[int, Process],
+    table: Mapping[int, Process],
+    listed: frozenset[str],
+) -> Restarter:
+    inside = {pid: process for pid, process in table.items() if place_of(process) == place and not process.is_dead}
+    if isinstance(place, Unit):
+        manager = systemd.Manager(place.manager_uid)
+        shown = manager.show(place.name, "MainPID", "UnitFileState")
+        name = f"unit {place.name}"
+        names = {place.name, place.name[: -len(".service")]}
+        main = int(shown.get("MainPID") or 0)
+        is_enabled = shown.get("UnitFileState", "") in ("enabled", "enabled-runtime")
+        obstacle = "" if manager.may_be_asked() else "only root may stop it"
+        hint = f"stop it (`systemctl stop {place.name}`), or use become: true"
+    else:
+        known = container_name(place)
+        name = f"{place.runtime or 'container'} container {known or place.id[:12]}"
+        names = {place.id, place.id[:12], *([known] if known else [])}
+        main = next((pid for pid in sorted(inside) if inside[pid].ppid not in inside), 0)
+        is_enabled = False
+        tool = TOOLS.get(place.runtime)
+        obstacle = ""
+        if tool is None:
+            obstacle = "its runtime is not one that we can ask to stop it"
+        elif shutil.which(tool) is None:
+            obstacle = f"there is no {tool} command here"
+        hint = f"stop {name} by the means of its runtime (for Kubernetes: scale down, or drain the node)"
+    if not obstacle and not names & listed and not _stands_for(main, inside, stoppable):
+        process = table.get(main)
+        what = f"{process.title!r} (pid {main})" if process else "not among them"
+        obstacle = f"its main process is {what}, and that is none of ours to stop"
+        hint = f"if it starts them again, list {min(names, key=len)} in stale.kill"
+    return Restarter(place, name, pids, obstacle, hint, is_enabled)
+
+
+def _stands_for(main: int, inside: Mapping[int, Process], stoppable: Mapping[int, Process]) -> bool:
+    """Tell whether a main process is to be stopped, or lives only for what is to be stopped."""
+    if main in stoppable:
+        return True
+    process = inside.get(main)
+    if process is None or os.path.basename(process.comm) not in WRAPPERS:
+        return False
+    below = {child.pid for child in processes.descendants([main], inside)}
+    working = {pid for pid in below if inside[pid].comm not in WRAPPERS}
+    return bool(working) and working <= set(stoppable)
+
+
+def container_name(container: Container) -> Optional[str]:
+    """Ask docker or podman what people call a container; None if it does not say."""
+    tool = TOOLS.get(container.runtime)
+    if tool is None:
+        return None
+    answer = systemd.run([tool, "inspect", "--format", "{{.Name}}", container.id])
+    return answer.stdout.strip().lstrip("/") or None if answer.ok else None
+
+
+def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> str:
+    """Stop a unit or container through its own supervisor; return what went wrong, empty if it is down."""
+    if isinstance(restarter.place, Unit):
+        is_down = systemd.stop(restarter.place, seconds, tell)
+        return "" if is_down else f"{restarter.name} was not down within {seconds:.0f} s"
+    tool = TOOLS[restarter.place.runtime]
+    tell(f"stopping {restarter.name}")
+    answer = systemd.run([tool, "stop", "--time", f"{seconds:.0f}", restarter.place.id], seconds + 30)
+    return "" if answer.ok else f"{tool} stop {restarter.name}: {answer.stderr.strip()[-300:]}"
+
+
+def start(restarter: Restarter) -> str:
+    """Start again what ``stop`` stopped; return what went wrong, empty if nothing did."""
+    if isinstance(restarter.place, Unit):
+        answer = systemd.Manager(restarter.place.manager_uid).call("start", restarter.place.name)
+    else:
+        answer = systemd.run([TOOLS[restarter.place.runtime], "start", restarter.place.id])
+    return "" if answer.ok else answer.stderr.strip()[-300:] or "it did not start"
+
+
+def list_by_place(claims: Iterable[Claim], listed: Iterable[str]) -> list[Claim]:
+    """Turn foreign claims into listed ones where ``stale.kill`` names their unit or container."""
+    names = frozenset(listed)
+    result = []
+    for claim in claims:
+        place = place_of(claim.process) if claim.kind == ownership.FOREIGN and names else None
+        if place is not None and _names_of(place) & names:
+            word = place.name if isinstance(place, Unit) else f"container {place.id[:12]}"
+            claim = Claim(claim.process, ownership.LISTED, f"{claim.why}, and {word} is listed in stale.kill")  # noqa: PLW2901
+        result.append(claim)
+    return result
+
+
+def _names_of(place: Union[Unit, Container]) -> set[str]:
+    if isinstance(place, Unit):
+        return {place.name, place.name[: -len(".service")]}
+    name = container_name(place)
+    return {place.id, place.id[:12], *([name] if name else [])}
+
+
+def newcomers(before: Iterable[Claim], after: Iterable[Claim]) -> list[Claim]:
+    """Return living holders of the GPUs or the port that were not there before the stop."""
+    known = {claim.process.identity for claim in before}
+    return [
+        claim for claim in after if claim.process.identity not in known and processes.is_alive(claim.process.identity)
+    ]
+
+
+def describe_newcomer(claim: Claim, stopped: Iterable[Claim], since: float) -> str:
+    """Say what a new holder most likely is: started again by somebody, or a process that was charged with the memory.
+
+    facts: CUDA IPC importers are charged with a dead owner's memory, so an old process may become a holder.
+    """
+    old = processes.age_seconds(claim.process) > since
+    if old:
+        return f"{claim}; it was there before and holds a GPU only now, as importers of CUDA IPC memory do"
+    place = place_of(claim.process)
+    keeper = ""
+    if isinstance(place, Unit):
+        keeper = f" by unit {place.name}"
+    elif place is not None:
+        keeper = f" by container {place.id[:12]}"
+    is_again = any(claim.process.title == other.process.title for other in stopped)
+    return f"{claim}; {'started again' if is_again else 'started'}{keeper} after the stop"
