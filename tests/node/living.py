@@ -83,10 +83,13 @@ class Living:
 
     def python(self, code: str, *arguments: str, **options: Any) -> Speaking:
         """Start Python on ``code``, with the project importable, and wait for its first line."""
-        head = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
-        words = [sys.executable, "-I", "-S", "-u", "-c", head + code, *arguments]
-        child = self.start(words, stdout=subprocess.PIPE, text=True, **options)
+        child = self.start(self.words(code, *arguments), stdout=subprocess.PIPE, text=True, **options)
         return Speaking(child, child.stdout.readline().strip())
+
+    def words(self, code: str, *arguments: str) -> list[str]:
+        """Return the command that runs ``code`` with the project importable, as the node side runs: ``-I -S``."""
+        head = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+        return [sys.executable, "-I", "-S", "-u", "-c", head + code, *arguments]
 
     def plain(self, code: str, **options: Any) -> str:
         """Run the system's own Python, which every user may, on ``code``; return what it said."""

@@ -67,7 +67,7 @@ def test_a_launcher_that_cannot_start_says_why(run: LaunchFiles, living: Living,
 def test_a_supervisor_that_hangs_is_given_up_and_cannot_start_anything_later(
     run: LaunchFiles, living: Living, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "BEGIN_SECONDS", 0.3)
+    monkeypatch.setattr(sys.modules[launcher.launch_detached.__module__], "BEGIN_SECONDS", 0.3)
     runner = tmp_path / "runner"
     runner.mkdir()
     (runner / "__main__.py").write_text(
