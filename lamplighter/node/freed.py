@@ -1,7 +1,8 @@
 """Waiting until the GPUs of a server are FREED: only that word may start one.
 
-The wait follows progress (falling memory, disappearing processes) up to the cap that the inventory gives. Reads only,
-but for the idle memory of each GPU, which is learned once all is free and kept on the node.
+The wait follows progress: falling memory and disappearing processes extend it, ``timeouts.free`` seconds without any
+end it, and so do ten minutes in all. Reads only, but for the idle memory of each GPU, which is learned once all is free
+and kept on the node.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from typing import Callable, Collection, Optional
 
 from lamplighter.node.act import files
 from lamplighter.node.layout import ServerHome, read_json
-from lamplighter.node.observe import gpus, processes
+from lamplighter.node.observe import gpus, holders, processes
 from lamplighter.node.plan import Plan
 
+#: From the beginning of one sample to the next. facts: memory reads 0 within 0.2 to 1.5 s of the kill.
 SAMPLE_SECONDS = 0.3
+
+#: However much still moves. facts: 370 s were seen with an orphaned engine.
+LONGEST_SECONDS = 600.0
+
+#: Said whenever the scan of open devices did not see every process.
+INCOMPLETE = "open GPU devices of this user's processes only, the others' cannot be read"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,25 +57,49 @@ def await_freed(
     """
     baseline = read_baseline(home)
     watch = gpus.FreedWatch()
-    deadline = time.monotonic() + plan.timeouts.free
+    began = time.monotonic()
     told = ""
     while True:
+        sampled_at = time.monotonic()
         sample = gpus.take_sample()
         mine = ours()
         verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, ours=mine, allow=plan.allow)
         foreign: tuple[int, ...] = ()
+        scanned = ""
         if verdict.word in (gpus.FREED, gpus.NO_HOLDERS):
-            foreign = gpus.foreign_holders(gpus.device_holders(), sample, uuids, mine, plan.allow)
-        state = watch.feed(verdict, mine, foreign, time.monotonic())
+            scan = gpus.device_holders()
+            foreign = tuple(pid for pid in holders.open_devices(sample, uuids, plan.allow, scan) if pid not in mine)
+            scanned = "" if scan.complete else f"; {INCOMPLETE}"
+        now = time.monotonic()
+        state = watch.feed(verdict, mine, foreign, now)
         if state == gpus.FREED or (state == gpus.NO_HOLDERS and plan.gpus_unified == "accept"):
             _learn_baseline(home, verdict)
-            return Freed(verdict.reason)
-        if state != gpus.WAITING or time.monotonic() > deadline:
-            return NotFreed(verdict.word, watch.reason, tuple(sorted({*verdict.foreign, *foreign})))
+            tell(f"{verdict.word}: {watch.reason}{scanned}", gpus=memory_of(verdict))
+            return Freed(watch.reason + scanned)
+        limit = _limit(plan, watch, began, now)
+        if state != gpus.WAITING or limit is not None:
+            reason = f"{watch.reason}; {limit}" if limit is not None and state == gpus.WAITING else watch.reason
+            return NotFreed(verdict.word, reason + scanned, _in_the_way(verdict, foreign, mine))
         if watch.reason != told:
             told = watch.reason
             tell(f"{verdict.word}: {watch.reason}", gpus=memory_of(verdict))
-        time.sleep(SAMPLE_SECONDS)
+        time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - sampled_at)))
+
+
+def _limit(plan: Plan, watch: gpus.FreedWatch, began: float, now: float) -> Optional[str]:
+    """Say why waiting is over although it is not decided; None while it may go on."""
+    still = now - (began if watch.progress_at is None else watch.progress_at)
+    if still > plan.timeouts.free:
+        return f"nothing has changed for {still:.0f} s (timeouts.free)"
+    if now - began > LONGEST_SECONDS:
+        return f"waited {now - began:.0f} s in all"
+    return None
+
+
+def _in_the_way(verdict: gpus.Verdict, foreign: Collection[int], mine: Collection[int]) -> tuple[int, ...]:
+    """Name foreign holders; where there are none, ours that would not go."""
+    strangers = {*verdict.foreign, *foreign}
+    return tuple(sorted(strangers or {*verdict.holders, *mine}))
 
 
 def memory_of(verdict: gpus.Verdict) -> list[dict[str, object]]:
@@ -79,15 +111,20 @@ def memory_of(verdict: gpus.Verdict) -> list[dict[str, object]]:
 
 
 def read_baseline(home: ServerHome) -> dict[str, Optional[int]]:
-    """Return the idle memory that this node has learned: MiB by GPU UUID."""
-    return read_json(home.baseline) or {}
+    """Return the idle memory that this node has learned: MiB by GPU UUID; what is no number is not known."""
+    known = read_json(home.baseline) or {}
+    return {uuid: mib if isinstance(mib, int) and mib >= 0 else None for uuid, mib in known.items()}
 
 
 def _learn_baseline(home: ServerHome, verdict: gpus.Verdict) -> None:
     known = read_baseline(home)
     found = {row.uuid: row.used_mib for row in verdict.rows if row.used_mib is not None}
-    # The least ever seen idle: a few MiB that somebody left once must not raise the bar for all later deploys.
-    better = {uuid: mib for uuid, mib in found.items() if known.get(uuid) is None or mib < (known[uuid] or 0)}
+    better = {uuid: mib for uuid, mib in found.items() if _is_better(known.get(uuid), mib)}
     if better:
         with contextlib.suppress(OSError):  # a full disk costs us a number, not the deploy
             files.write_json(home.baseline, {**known, **better})
+
+
+def _is_better(known: Optional[int], seen: int) -> bool:
+    """The least ever seen idle: a few MiB that somebody left once must not raise the bar for all later deploys."""
+    return known is None or seen < known

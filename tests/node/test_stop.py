@@ -193,6 +193,29 @@ def test_it_never_ends_itself() -> None:
     stop.send(process_of(os.getpid()).identity, signal.SIGKILL)
 
 
+def test_it_never_ends_whom_it_descends_from(living: Living) -> None:
+    """As with a shell over SSH whose command line carries the engine's name: the signal comes from below it."""
+    code = """
+import os, signal, subprocess, time
+from lamplighter.node.act import stop
+from lamplighter.node.observe import processes
+above = processes.read_process(os.getpid())
+if os.fork() == 0:
+    if os.fork() == 0:
+        stop.KILL_SECONDS = 0.2
+        left = stop.stop(lambda: [above], stop.Manner(signal.SIGTERM, True, 0.1), lambda text: None)
+        print([process.pid for process in left] == [above.pid], flush=True)
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+os.wait()
+time.sleep(60)
+"""
+    shell = living.python(code)
+    assert shell.first_line == "True"
+    assert is_running(shell.pid)
+
+
 @pytest.mark.skipif(not IS_ROOT, reason="only root can be two users")
 def test_what_may_not_be_signalled_survives_and_is_named(living: Living, runner_home: str) -> None:
     other = living.titled("someone's server")

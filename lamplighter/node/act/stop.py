@@ -1,13 +1,14 @@
 """Ending processes by proven identity: TERM, a grace period, KILL, and a plain word about what would not die.
 
 Nothing is ever signalled by name, by bare pid or through a shell. Each signal goes through a pidfd after start time and
-uid were read again.
+uid were read again, and none goes to whom we descend from: sshd, the shell that carries our command, the init process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
 import time
 from typing import Callable, Iterable
@@ -88,12 +89,24 @@ def _kill(ending: Ending) -> list[Process]:
 
 
 def send(identity: Identity, number: int) -> None:
-    """Send a signal to a process that is proven to be the one meant; a process that is gone is passed over."""
+    """Send a signal to a process that is proven to be the one meant; one that is gone or above us is passed over."""
+    if identity.pid in _our_line():
+        return
     with contextlib.suppress(OSError):  # EPERM too: the next look tells that it is still alive
         handle = Handle.open(identity)
         if handle is not None:
             with handle:
                 handle.signal(number)
+
+
+def _our_line() -> set[int]:
+    """Return ourselves, every ancestor of ours, and the init process."""
+    line, pid = {1}, os.getpid()
+    while pid > 0 and pid not in line:
+        line.add(pid)
+        process = processes.read_process(pid)
+        pid = process.ppid if process is not None else 0
+    return line
 
 
 def describe_survivors(survivors: Iterable[Process]) -> str:

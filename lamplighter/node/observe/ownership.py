@@ -1,10 +1,9 @@
 """Whose is a process: ours, stale, or foreign. Only the first two may ever be signalled.
 
-*Ours*: what we recorded at launch (main process, its session, the supervisor's descendants, the unit's cgroup).
-*Stale*: the engine's title or entry point **and** our uid **and** on our GPUs or port. All else that holds a GPU or the
-port is *foreign*: named, and left alone unless the inventory lists it. Whoever we descend from (sshd, the shell that
-carries our command) is foreign whatever it looks like. The functions here are pure: they judge a process table that was
-read before.
+*Ours*: what we recorded at launch (main process, its session, the supervisor's descendants). *Stale*: the engine's
+title or entry point **and** our uid **and** on our GPUs or port. All else that holds a GPU or the port is *foreign*:
+named, and left alone unless the inventory lists it. Whoever we descend from (sshd, the shell that carries our command)
+is foreign whatever it looks like. The functions here are pure: they judge a process table that was read before.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 from lamplighter.node.observe import processes
-from lamplighter.node.observe.processes import Identity, Process, Unit
+from lamplighter.node.observe.processes import Identity, Process
 
 OURS, STALE, LISTED, FOREIGN = "ours", "stale", "listed", "foreign"
 
@@ -34,11 +33,10 @@ COMMAND_LENGTH = 160
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A launch as it was written down: its main process, and its supervisor or its systemd unit."""
+    """A launch as it was written down: its main process and its supervisor."""
 
     main: Identity
     supervisor: Optional[Identity]
-    unit: Optional[Unit] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +88,15 @@ def shown_command(process: Process) -> str:
 class Evidence:
     """What was observed on the node: who is where.
 
-    Pids of the holders of our GPUs, of the port's listeners, and of those at work on other GPUs alone (``neighbours``);
-    ``places`` says of a holder in words how much of which GPU it has.
+    Pids of the holders of our GPUs, of the port's listeners, of those at work on other GPUs alone (``neighbours``), and
+    of holders that may be at work elsewhere (``unsure``). ``places`` says in words how much of which GPU a holder has.
     """
 
     table: Mapping[int, Process]
     gpu_holders: frozenset[int]
     listeners: frozenset[int]
     neighbours: frozenset[int] = frozenset()
+    unsure: frozenset[int] = frozenset()
     places: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def place(self, pid: int) -> str:
@@ -175,29 +174,26 @@ def _spare(claim: Claim) -> Claim:
 
 
 def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
-    """Return the living processes of a recorded launch: by its unit, by descent (its supervisor's too), by session.
+    """Return the living processes of a recorded launch: by descent from its supervisor, by descent, by session.
 
-    A unit is ours in every boot: systemd brings it back. The session id of a dead leader is not given out again while
-    the session has members, so a member whose leader is gone is still ours; one whose leader is alive and somebody else
-    is not.
+    The session id of a dead leader is not given out again while the session has members, so a member whose leader is
+    gone is still ours; one whose leader is alive and somebody else is not.
     """
-    found: dict[int, Process] = {}
-    if record.unit is not None:
-        found.update((pid, process) for pid, process in table.items() if processes.unit_of(process) == record.unit)
-    if record.main.boot_id == processes.boot_id():
-        roots = {
-            identity.pid
-            for identity in (record.main, record.supervisor)
-            if identity is not None and _is_at(identity, table)
-        }
-        found.update((pid, table[pid]) for pid in roots)
-        found.update((process.pid, process) for process in processes.descendants(roots, table))
-        leader = table.get(record.main.pid)
-        if leader is None or leader.start == record.main.start:
-            for process in table.values():
-                if process.sid == record.main.pid and process.start >= record.main.start:
-                    found[process.pid] = process
-    if record.supervisor is not None and record.main.boot_id == processes.boot_id():
+    if record.main.boot_id != processes.boot_id():
+        return []
+    roots = {
+        identity.pid
+        for identity in (record.main, record.supervisor)
+        if identity is not None and _is_at(identity, table)
+    }
+    found = {pid: table[pid] for pid in roots}
+    found.update((process.pid, process) for process in processes.descendants(roots, table))
+    leader = table.get(record.main.pid)
+    if leader is None or leader.start == record.main.start:
+        for process in table.values():
+            if process.sid == record.main.pid and process.start >= record.main.start:
+                found[process.pid] = process
+    if record.supervisor is not None:
         found.pop(record.supervisor.pid, None)  # it ends by itself when its last child is gone
     return [process for process in found.values() if not process.is_dead]
 
@@ -221,7 +217,7 @@ def _stale(evidence: Evidence, engine: Mapping[str, Any], uid: int) -> Iterable[
     }
     looks = _EngineLooks(engine)
     family: dict[int, str] = {}
-    for pid in (evidence.gpu_holders | evidence.listeners) & mine.keys():
+    for pid in ((evidence.gpu_holders - evidence.unsure) | evidence.listeners) & mine.keys():
         why = looks.of(mine[pid])
         if why is None and _is_of_multiprocessing(mine[pid]) and looks.has_relative(mine[pid], evidence.table):
             why = "a multiprocessing child of the engine"

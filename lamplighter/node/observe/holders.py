@@ -1,0 +1,99 @@
+"""Who stands where on the node: on the GPUs of a server, on its port, or elsewhere. Looks only.
+
+nvidia-smi says who has memory of which GPU; ``/proc/*/fd`` also finds who has a GPU's device open without memory yet.
+The second cannot tell the GPU, since a CUDA process opens all of them: who is at work elsewhere is passed over, and
+whom that cannot be said of is *unsure*: named, never stopped on that ground.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping, Optional, Sequence
+
+from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.observe.ownership import Evidence
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def look(uuids: Sequence[str], port: int, allow: Collection[str], sample: Optional[gpus.Sample] = None) -> Evidence:
+    """See who holds the GPUs ``uuids`` or listens on ``port``; ``sample`` saves asking nvidia-smi again."""
+    table = processes.processes()
+    listeners = frozenset(pid for listener in ports.listeners(port) for pid in listener.pids)
+    if not uuids:
+        return Evidence(table, frozenset(), listeners)
+    if sample is None:
+        sample = gpus.take_sample()
+    verdict = gpus.judge(sample, uuids, {}, processes.is_pid_alive, allow=allow)
+    everywhere = holders_by_gpu(sample)
+    ours = {uuid.lower() for uuid in uuids}
+    neighbours = frozenset(pid for pid, where in everywhere.items() if not where & ours) - set(verdict.holders)
+    opened = {pid: place for pid, place in open_devices(sample, uuids, allow).items() if pid not in verdict.holders}
+    return Evidence(
+        table,
+        gpu_holders=frozenset(verdict.holders) | opened.keys(),
+        listeners=listeners,
+        neighbours=neighbours,
+        unsure=frozenset(pid for pid in opened if not _is_surely_on(pid, ours, sample)),
+        places={**opened, **places(verdict)},
+    )
+
+
+def places(verdict: gpus.Verdict) -> dict[int, str]:
+    """Say of each holder in a verdict how much of which GPU it has."""
+    indexes = {row.uuid.lower(): row.index for row in verdict.rows}
+    found: dict[int, list[str]] = {}
+    for app in verdict.apps:
+        if app.pid is not None:
+            amount = f"{app.memory} MiB" if app.memory.isdigit() else app.memory or "an unknown amount"
+            found.setdefault(app.pid, []).append(f"{amount} of GPU {indexes.get(app.uuid.lower(), '?')}")
+    return {pid: "holds " + " and ".join(parts) for pid, parts in found.items()}
+
+
+def holders_by_gpu(sample: gpus.Sample) -> dict[int, set[str]]:
+    """Return the GPUs (UUIDs in lower case) on which nvidia-smi lists each pid."""
+    found: dict[int, set[str]] = {}
+    for gpu in gpus.list_gpus(sample):
+        verdict = gpus.judge(sample, [gpu.uuid], {}, processes.is_pid_alive)
+        for app in verdict.apps:
+            if app.pid is not None:
+                found.setdefault(app.pid, set()).add(gpu.uuid.lower())
+    return found
+
+
+def open_devices(
+    sample: gpus.Sample, uuids: Sequence[str], allow: Collection[str], scan: Optional[gpus.DeviceHolders] = None
+) -> dict[int, str]:
+    """Return who has a GPU's device open and is not known to be at work on other GPUs: {pid: its place in words}.
+
+    Passed over as neighbours: who is listed on other GPUs only, who was given only other GPUs to see, and the rest of
+    their sessions (the launcher of a server for other GPUs opens all devices and is listed nowhere).
+    """
+    scan = gpus.device_holders() if scan is None else scan
+    wanted = {uuid.lower() for uuid in uuids}
+    elsewhere = {pid for pid, where in holders_by_gpu(sample).items() if not where & wanted}
+    on_ours = {pid for pid, where in holders_by_gpu(sample).items() if where & wanted}
+    sessions = {scan.by_pid[pid].process.sid for pid in elsewhere if pid in scan.by_pid}
+    sessions -= {scan.by_pid[pid].process.sid for pid in on_ours if pid in scan.by_pid}
+    found = {}
+    for pid in gpus.foreign_holders(scan, sample, uuids, (), allow):
+        holder = scan.by_pid[pid]
+        visible = _visible(pid, sample)
+        if holder.process.sid in sessions or (visible is not None and not visible & wanted):
+            continue
+        found[pid] = f"has {', '.join(holder.devices)} open"
+    return found
+
+
+def _visible(pid: int, sample: gpus.Sample) -> Optional[set[str]]:
+    """Return the GPUs that a process was given to see; None where that is not known, or not said by UUID."""
+    value = (processes.environ(pid) or {}).get(VISIBLE)
+    words = [word.strip().lower() for word in value.split(",")] if value else []
+    known = {gpu.uuid.lower() for gpu in gpus.list_gpus(sample)}
+    return set(words) if words and known.issuperset(words) else None
+
+
+def _is_surely_on(pid: int, ours: Collection[str], sample: gpus.Sample) -> bool:
+    """Tell whether a process can use no GPU but ours: the node has no other, or it was given no other to see."""
+    present: Mapping[str, object] = {gpu.uuid.lower(): gpu for gpu in gpus.list_gpus(sample)}
+    visible = _visible(pid, sample)
+    return set(present) <= set(ours) or (visible is not None and visible <= set(ours))
