@@ -92,6 +92,31 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
+@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the one at work)"})
+def cancel(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
+    """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
+
+
+@task(auto_shortflags=False, iterable=["host"], help=READING)
+def releases(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """List the releases on the node: good or bad, current, adopted, age, size, what `rollback` takes. Reads only."""
+    from lamplighter.report import releases_text
+    from lamplighter.run import command
+
+    command.read(
+        command.settings_from(c, as_json=json),
+        host,
+        server,
+        "releases",
+        lambda session, servers: session.releases([one.name for one in servers]),
+        releases_text,
+    )
+
+
 @task(auto_shortflags=False, iterable=["host"], help=READING)
 def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
@@ -262,7 +287,23 @@ def _command(*words: str) -> None:
         raise Exit(code=status if 0 < status < 128 else 1)
 
 
-ns = Collection(deploy, rollback, stop, start, restart, attach, check, status, verify, logs, diagnose, config, test)
+ns = Collection(
+    deploy,
+    rollback,
+    releases,
+    stop,
+    start,
+    restart,
+    attach,
+    cancel,
+    check,
+    status,
+    verify,
+    logs,
+    diagnose,
+    config,
+    test,
+)
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all))
 ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})

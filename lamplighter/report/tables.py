@@ -22,7 +22,7 @@ def status_text(data: Hosts) -> str:
     """One row a server: its state, what serves and since when, and below it a run that is at work.
 
     ``data`` of a server: name, state (serving, starting, stopped, unknown), release, pid, port, model, since, run (null
-    or {id, verb, by, stage, since}), message.
+    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome), message.
     """
     heads = ("server", "state", "model", "port", "pid", "release", "since")
     rows: list[tuple[str, ...]] = []
@@ -31,7 +31,7 @@ def status_text(data: Hosts) -> str:
         state = clean(server.get("state")) or "unknown"
         facts = [clean(server.get(key)) for key in ("model", "port", "pid", "release")]
         rows.append((name, state, *(fact or "-" for fact in facts), moment(server.get("since")) or "-"))
-        notes.append(_run_note(server.get("run")) + clean_lines(server.get("message")))
+        notes.append(_run_note(server) + clean_lines(server.get("message")))
     if not rows:
         return _without_servers(data)
     head, *lines = table(heads, rows)
@@ -39,6 +39,40 @@ def status_text(data: Hosts) -> str:
     for line, below in zip(lines, notes, strict=True):
         text += [line, *(f"      {note}" for note in below)]
     return "\n".join(text + _empty_hosts(data))
+
+
+def releases_text(data: Hosts) -> str:
+    """One row a release, newest first: what it is worth, whether it is current or next for a rollback, age and size.
+
+    ``data`` of a server: releases [{release, verdict (good, bad, unproven), is_current, is_rollback_target, is_adopted,
+    written, judged, bytes, run, cause, message}].
+    """
+
+    def block(server: Mapping[str, Any]) -> list[str]:
+        rows = [
+            (
+                clean(release.get("release")),
+                clean(release.get("verdict")) or "?",
+                _standing(release),
+                moment(release.get("judged") or release.get("written")) or "-",
+                _size(number(release.get("bytes"))),
+                clean(release.get("message"), 100),
+            )
+            for release in _items(server.get("releases"))
+        ]
+        heads = ("release", "verdict", "standing", "since", "size", "")
+        return table(heads, rows, right=(4,)) if rows else ["  no release: nothing has been deployed here"]
+
+    return _blocks(data, block)
+
+
+def _standing(release: Mapping[str, Any]) -> str:
+    words = {"is_current": "current", "is_rollback_target": "next for rollback", "is_adopted": "adopted"}
+    return ", ".join(word for key, word in words.items() if release.get(key)) or "-"
+
+
+def _size(count: float | None) -> str:
+    return "-" if count is None else f"{count / 1024:.0f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
 
 
 def check_text(data: Hosts) -> str:
@@ -151,10 +185,13 @@ def _empty_hosts(data: Hosts) -> list[str]:
     return [f"  {clean(host)}: no servers" for host, servers in data.items() if not servers]
 
 
-def _run_note(run: object) -> list[str]:
+def _run_note(server: Mapping[str, Any]) -> list[str]:
+    run, word = server.get("run"), "at work"
     if not isinstance(run, Mapping):
-        return []
-    parts = [f"{clean(run.get('verb')) or 'a run'} at work"]
+        run, word = server.get("last_run"), "killed without a last word"
+        if not isinstance(run, Mapping) or run.get("state") != "killed":
+            return []
+    parts = [f"{clean(run.get('verb')) or 'a run'} {word}"]
     if stage := clean(run.get("stage")):
         parts.append(f"at {stage}")
     if since := moment(run.get("since")):

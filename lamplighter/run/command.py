@@ -23,10 +23,9 @@ from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import ContactLost, LamplighterError, UsageError
 from lamplighter.inventory import Host, Inventory, Server, load_inventory
-from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.run.deploy import HostSession, open_session
+from lamplighter.run.deploy import HostSession, detached, open_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -117,11 +116,8 @@ def act(
     """
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
-    begun: list[str] = []
 
     def listen(event: Event) -> None:
-        if event["event"] == events.RUN:
-            begun.append(event["run"])
         fold.add(event)
         reporter.event(event)
 
@@ -130,7 +126,7 @@ def act(
             for host, servers in choose(settings, patterns, server):
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
     except Interrupted as interrupted:
-        if not begun:
+        if not fold.report().parts():  # no run was asked for yet
             reporter.close(None)
             raise Leave(code=interrupted.exit_code) from interrupted
     except LamplighterError as error:
@@ -160,6 +156,9 @@ def _act_on_host(
                     deed(session, server, listen)
                     if afterwards is not None:
                         afterwards(session, server, fold, listen)
+                except Interrupted as interrupted:
+                    _leave_or_cancel(session, interrupted, fold, reporter, listen)
+                    raise
                 except LamplighterError as error:
                     fold.add_error(host.name, server.name, error)
                     reporter.error(host.name, server.name, error)
@@ -170,6 +169,43 @@ def _act_on_host(
         reporter.error(host.name, None, error)
     except Exception as error:
         _tell_defect(settings, host.name, error, fold, reporter)
+
+
+def _leave_or_cancel(
+    session: HostSession, interrupted: Interrupted, fold: Fold, reporter: Reporter, listen: Listen
+) -> None:
+    """Decide what becomes of a run that was interrupted here: it goes on, unless a person at a terminal cancels it."""
+    if session.under_way is None:
+        return
+    server, run = session.under_way
+    host = session.host.name
+    is_asked = interrupted.exit_code == Exit.INTERRUPTED and sys.stdin.isatty() and sys.stderr.isatty()
+    reporter.close(None)
+    try:
+        with _signals():  # armed again: a second Ctrl-C detaches
+            if is_asked and _wants_to_cancel(f"{host}/{server.name}", run):
+                session.cancel(server, listen, run)
+                return
+    except Interrupted:
+        pass
+    except LamplighterError as error:
+        fold.add_error(host, server.name, error)
+        reporter.error(host, server.name, error)
+        return
+    left = detached(host, server.name, run)
+    fold.add_error(host, server.name, left)
+    reporter.error(host, server.name, left)
+
+
+def _wants_to_cancel(what: str, run: str) -> bool:
+    while True:
+        question = f"\nrun {run} of {what} is at work. [d]etach (it goes on) or [c]ancel? "
+        print(question, end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip().lower()
+        if answer in ("c", "cancel"):
+            return True
+        if answer in ("", "d", "detach"):
+            return False
 
 
 def _tell_defect(settings: Settings, host: str | None, error: Exception, fold: Fold, reporter: Reporter) -> None:

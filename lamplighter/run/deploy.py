@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lamplighter.errors import ContactLost, LamplighterError, NodeRefused
+from lamplighter.errors import ContactLost, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import build_release
+from lamplighter.report.wording import serving
 from lamplighter.run.session import converse
 from lamplighter.run.ssh import Node
 
 OnEvent = Callable[[Event], None]
+
+#: Seconds to wait before each try to find a run again after contact was lost; a try costs a connect_timeout at most.
+RECONNECT_PAUSES = (1.0, 3.0, 6.0)
 
 
 class HostSession:
@@ -30,40 +34,85 @@ class HostSession:
         self.host = host
         self.node = node
         self.project = project
+        #: Server and run id of a run that we may have begun and whose end we have not heard of.
+        self.under_way: tuple[Server, str] | None = None
 
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
 
-        Touches the node as the verb says. A run that has begun there ends there, whoever is still connected: then
-        ContactLost names the run. Raises LamplighterError for all that kept it from beginning.
+        Touches the node as the verb says. A run that has begun there ends there, whoever is still connected: when
+        the wire breaks we look for it again, and if that fails ContactLost names it. Raises LamplighterError for all
+        that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
-        run = prepared["run"]
-        begun = False
-
-        def listen(event: Event) -> None:
-            nonlocal begun
-            begun = begun or event["event"] == events.RUN
-            on_event(self._about(event, server.name))
-
-        try:
-            bye = converse(self.node, self.host.connection.python, {**prepared, **options}, listen)
-        except ContactLost as lost:
-            raise _detached(lost, self.host.name, server.name, run) if begun else lost from lost
-        self._check_farewell(bye, server.name, run)
+        self.under_way = (server, prepared["run"])
+        follower = _Follower(self.host.name, server.name, prepared["run"], on_event)
+        self._follow({**prepared, **options}, follower)
+        self.under_way = None
 
     def attach(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
+        self._follow(
+            {"verb": "attach", "servers": [server.name], "to": run},
+            _Follower(self.host.name, server.name, run, on_event),
+        )
 
-        def listen(event: Event) -> None:
-            if event["event"] == events.RESULT and event.get("error"):
-                raise NodeRefused(
-                    event["error"], next_step=f"`./inv status --host {self.host.name}` shows what there is"
-                )
-            on_event(self._about(event, server.name))
+    def cancel(self, server: Server, on_event: OnEvent, run: str | None = None, after: int = 0) -> None:
+        """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end, from event ``after`` on.
 
-        bye = self._ask({"verb": "attach", "servers": [server.name], "to": run}, listen)
-        self._check_farewell(bye, server.name, run or "the last run")
+        Before ``stop`` the node stays as it is, afterwards the run rolls back.
+        """
+        follower = _Follower(self.host.name, server.name, run, on_event)
+        follower.last = after
+        self._follow(
+            {"verb": "cancel", "servers": [server.name], "to": run, "by": whoever_asks(), "after": after}, follower
+        )
+        self.under_way = None
+
+    def _follow(self, request: Mapping[str, Any], follower: _Follower) -> None:
+        """Hold the conversation that ``request`` begins to the run's end, over as many connections as it takes."""
+        whole = {"host": self.host.name, "root": self.host.root, **request}
+        pauses = list(RECONNECT_PAUSES)
+        is_first = True
+        while True:
+            heard = follower.last
+            try:
+                if not is_first:
+                    self.node.close()
+                    self.node.open()
+                bye = converse(self.node, self.host.connection.python, whole, follower)
+            except LamplighterError as error:
+                if is_first and not isinstance(error, ContactLost):
+                    raise
+                trouble = error
+            else:
+                self._check_farewell(bye, follower)
+                return
+            if follower.last > heard:
+                pauses = list(RECONNECT_PAUSES)
+            if not pauses:
+                raise self._given_up(follower, trouble) from trouble
+            follower.tell(f"contact lost ({trouble.what}); looking for the run again")
+            time.sleep(pauses.pop(0))
+            is_first = False
+            whole = {
+                "host": self.host.name,
+                "root": self.host.root,
+                "verb": "attach",
+                "servers": [follower.server],
+                "to": follower.run,
+                "after": follower.last,
+            }
+
+    def _given_up(self, follower: _Follower, trouble: LamplighterError) -> LamplighterError:
+        if isinstance(trouble, NoSuchRun) and not follower.is_begun:
+            return Unreachable(
+                f"{self.host.name}: contact was lost before the run began",
+                why=trouble.what,
+                serving="unchanged; nothing was touched",
+                next_step="run the same command again",
+            )
+        return detached(self.host.name, follower.server, follower.run, trouble)
 
     def logs(self, server: Server, write: Callable[[str], None], lines: int, follow: bool) -> None:
         """Hand the last ``lines`` lines of the server's log to ``write``, then what it gains. Reads only."""
@@ -87,6 +136,11 @@ class HostSession:
         """Return ``status`` of each server, by name."""
         return {found["name"]: found for found in self.status(servers)["servers"]}
 
+    def releases(self, servers: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """List the releases that the node has of each server, by server name. Reads only."""
+        found = self._result({"verb": "releases", "servers": list(servers)})
+        return {server["name"]: server for server in found["servers"]}
+
     def check(self, server: Server) -> dict[str, Any]:
         """Ask the preflight's questions, and who would be stopped by a deploy. Reads only."""
         engine = load_engine(server.engine, self.project / "roles")
@@ -108,7 +162,7 @@ class HostSession:
             "run": new_run_id(),
             "host": self.host.name,
             "root": self.host.root,
-            "by": f"{getpass.getuser()}@{socket.gethostname()}",
+            "by": whoever_asks(),
             "started": time.time(),
             "server": release.manifest["server"],
             "engine": engine.compiled,
@@ -131,22 +185,37 @@ class HostSession:
 
     def _ask(self, request: Mapping[str, Any], listen: OnEvent) -> Event:
         whole = {"host": self.host.name, "root": self.host.root, **request}
-        bye = converse(self.node, self.host.connection.python, whole, listen)
+        try:
+            bye = converse(self.node, self.host.connection.python, whole, listen)
+        except ContactLost as lost:  # a question leaves nothing behind that could go on without us
+            raise Unreachable(lost.what, why=lost.why, next_step="ask again") from lost
         _raise_defect(self.host.name, bye)
         return bye
 
-    def _about(self, event: Event, server: str) -> Event:
-        return event if "host" in event else {**event, "host": self.host.name, "server": server}
-
-    def _check_farewell(self, bye: Event, server: str, run: str) -> None:
+    def _check_farewell(self, bye: Event, follower: _Follower) -> None:
+        if bye.get("refused"):
+            raise NodeRefused(
+                f"{self.host.name}: no run can keep its journal there",
+                why=bye["refused"],
+                serving="unchanged; nothing was touched",
+                next_step="make room or mend the file system, then run the same command again",
+            )
         _raise_defect(self.host.name, bye)
         if bye.get("worker_gone"):
             raise LamplighterError(
-                f"{self.host.name}: run {run} of server {server} ended without a last word",
-                why=bye.get("errors") or "its worker process was killed",
-                serving="unknown: the run may have stopped the old server",
+                f"{self.host.name}: run {follower.run} of server {follower.server} ended without a last word",
+                why=bye.get("errors") or "its worker process was killed, or the node went down",
+                serving=self._what_serves(follower.server),
                 next_step="deploy again: it repairs from what the run wrote down",
             )
+
+    def _what_serves(self, server: str) -> str:
+        try:
+            found = self.statuses([server])[server]
+        except LamplighterError:
+            return "unknown: the run may have stopped the old server"
+        told = serving(found) if found["state"] == "serving" else f"nothing ({found['state']})"
+        return f"{told}: {found['message']}" if found["message"] else told
 
 
 @contextlib.contextmanager
@@ -154,6 +223,39 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
+
+
+class NoSuchRun(NodeRefused):
+    """The node has no such run of this server."""
+
+
+class _Follower:
+    """Hands the events of one run to ``on_event``, and knows how far it has come."""
+
+    def __init__(self, host: str, server: str, run: str | None, on_event: OnEvent) -> None:
+        self.host = host
+        self.server = server
+        self.run = run
+        self.last = 0
+        self.is_begun = False
+        self._on_event = on_event
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == events.RESULT and event.get("error"):
+            raise NoSuchRun(event["error"], next_step=f"`./inv status --host {self.host}` shows what there is")
+        self.run = event.get("run") or self.run
+        self.last = max(self.last, int(event.get("seq") or 0))
+        self.is_begun = self.is_begun or self.last > 0
+        self._on_event(event if "host" in event else {**event, "host": self.host, "server": self.server})
+
+    def tell(self, message: str) -> None:
+        """Tell a warning of our own."""
+        self._on_event({**events.warning("", message), "host": self.host, "server": self.server, "run": self.run})
+
+
+def whoever_asks() -> str:
+    """Name the person and the machine that ask, for those who meet the lock."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def new_run_id() -> str:
@@ -170,10 +272,11 @@ def _raise_defect(host: str, bye: Event) -> None:
         )
 
 
-def _detached(lost: ContactLost, host: str, server: str, run: str) -> ContactLost:
+def detached(host: str, server: str, run: str | None, trouble: LamplighterError | None = None) -> ContactLost:
+    """Return the error that says: the run goes on without us, and this is how to see it again."""
     return ContactLost(
-        lost.what,
-        why=lost.why,
-        serving=f"run {run} of server {server} goes on by itself on the node",
+        trouble.what if trouble else f"{host}: detached",
+        why=trouble.why if trouble else "interrupted",
+        serving=f"run {run or 'at work'} of server {server} goes on by itself on the node",
         next_step=f"./inv attach --host {host} --server {server}",
     )
