@@ -25,7 +25,7 @@ def living() -> Iterator[Living]:
         kept.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runner_home() -> Iterator[str]:
     """The node side, unpacked where every user of this machine can read it."""
     directory = Path(tempfile.mkdtemp(prefix="lamplighter-runner-"))

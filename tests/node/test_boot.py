@@ -122,6 +122,7 @@ class PlainNode:
 
     name = "gpu1"
     spec = ConnectionSpec(host="gpu1")
+    is_alive = True
 
     def __init__(self, noise: str = "", **options: Any) -> None:
         self.noise = noise
