@@ -68,7 +68,7 @@ def await_freed(
         scanned = ""
         if verdict.word in (gpus.FREED, gpus.NO_HOLDERS):
             scan = gpus.device_holders()
-            foreign = tuple(pid for pid in holders.open_devices(sample, uuids, plan.allow, scan) if pid not in mine)
+            foreign = tuple(holders.open_devices(scan, sample, uuids, mine, plan.allow))
             scanned = "" if scan.complete else f"; {INCOMPLETE}"
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)

@@ -15,7 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 from lamplighter.node import freed
 from lamplighter.node.act import launcher, restarters, systemd
 from lamplighter.node.layout import ServerHome, read_json
-from lamplighter.node.observe import gpus, http, ownership, ports, processes
+from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
@@ -183,14 +183,22 @@ def _gpus(
         return
     uuids = resolved.uuids
     verdict = gpus.judge(gpus.take_sample(), uuids, freed.read_baseline(home), processes.is_pid_alive, allow=plan.allow)
+    claims = tuple(claims)
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    foreign = [pid for pid in verdict.holders if pid not in stoppable]
+    named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
+    foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys()]
+    wanting = gpus.recovery_actions()
+    for uuid in uuids:
+        if uuid in wanting:
+            hint = "do that on the node first; until then every answer about this GPU may be wrong"
+            yield Finding("gpu_recovery", "error", f"GPU {uuid} needs recovery: {wanting[uuid]}", "", hint)
     if verdict.word == "UNKNOWN":
         hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
         yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
-    elif foreign:
+    elif foreign or named:
         hint = f"end them, or list their names in servers.{plan.name}.stale.kill"
-        yield Finding("gpu_held", "error", "foreign processes hold GPU memory", describe_pids(foreign), hint)
+        who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
+        yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
         hint = "look for holders outside this PID namespace (containers), or reset the GPU"
         yield Finding("gpu_held", "error", "GPU memory is held, and no process is seen", verdict.reason, hint)
@@ -257,15 +265,12 @@ def find_claims(
 ) -> list[ownership.Claim]:
     """Return every process that matters to this server, judged: ours, stale, listed or foreign."""
     table = processes.processes()
-    listeners = {pid for listener in ports.listeners(plan.port) for pid in listener.pids}
-    holders: set[int] = set()
-    if uuids:
-        verdict = gpus.judge(gpus.take_sample(), uuids, {}, processes.is_pid_alive, allow=plan.allow)
-        holders = set(verdict.holders)
-    evidence = ownership.Evidence(table, frozenset(holders), frozenset(listeners))
+    recorded = recorded_launches(home, table)
+    ours = {process.pid for record in recorded for process in ownership.members(record, table)}
+    evidence = holders.look(uuids, plan.port, plan.allow, ours, table)
     found = ownership.claims(
         evidence,
-        recorded_launches(home, table),
+        recorded,
         engine,
         policy=plan.stale_policy,
         listed=plan.stale_kill,

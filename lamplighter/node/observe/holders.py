@@ -7,33 +7,43 @@ whom that cannot be said of is *unsure*: named, never stopped on that ground.
 
 from __future__ import annotations
 
+import time
 from typing import Collection, Mapping, Optional, Sequence
 
 from lamplighter.node.observe import gpus, ports, processes
 from lamplighter.node.observe.ownership import Evidence
+from lamplighter.node.observe.processes import Process
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+#: Monitors open the devices for a moment: only who is seen this often, this many seconds apart, has them open.
+LOOKS, APART_SECONDS = 3, 0.1
 
-def look(uuids: Sequence[str], port: int, allow: Collection[str], sample: Optional[gpus.Sample] = None) -> Evidence:
-    """See who holds the GPUs ``uuids`` or listens on ``port``; ``sample`` saves asking nvidia-smi again."""
-    table = processes.processes()
+
+def look(
+    uuids: Sequence[str],
+    port: int,
+    allow: Collection[str],
+    ours: Collection[int] = (),
+    table: Optional[Mapping[int, Process]] = None,
+) -> Evidence:
+    """See who holds the GPUs ``uuids`` or listens on ``port``. ``ours``: the pids that are known to be ours."""
+    table = processes.processes() if table is None else table
     listeners = frozenset(pid for listener in ports.listeners(port) for pid in listener.pids)
     if not uuids:
         return Evidence(table, frozenset(), listeners)
-    if sample is None:
-        sample = gpus.take_sample()
+    sample = gpus.take_sample()
     verdict = gpus.judge(sample, uuids, {}, processes.is_pid_alive, allow=allow)
     everywhere = holders_by_gpu(sample)
-    ours = {uuid.lower() for uuid in uuids}
-    neighbours = frozenset(pid for pid, where in everywhere.items() if not where & ours) - set(verdict.holders)
-    opened = {pid: place for pid, place in open_devices(sample, uuids, allow).items() if pid not in verdict.holders}
+    wanted = {uuid.lower() for uuid in uuids}
+    neighbours = frozenset(pid for pid, where in everywhere.items() if not where & wanted) - set(verdict.holders)
+    opened = _lastingly_open(sample, uuids, {*ours, *verdict.holders}, allow)
     return Evidence(
         table,
         gpu_holders=frozenset(verdict.holders) | opened.keys(),
         listeners=listeners,
         neighbours=neighbours,
-        unsure=frozenset(pid for pid in opened if not _is_surely_on(pid, ours, sample)),
+        unsure=frozenset(pid for pid in opened if not _is_surely_on(pid, wanted, sample)),
         places={**opened, **places(verdict)},
     )
 
@@ -60,22 +70,38 @@ def holders_by_gpu(sample: gpus.Sample) -> dict[int, set[str]]:
     return found
 
 
+def _lastingly_open(
+    sample: gpus.Sample, uuids: Sequence[str], known: Collection[int], allow: Collection[str]
+) -> dict[int, str]:
+    found = open_devices(gpus.device_holders(), sample, uuids, known, allow)
+    for _ in range(LOOKS - 1):
+        if not found:
+            break
+        time.sleep(APART_SECONDS)
+        again = open_devices(gpus.device_holders(), sample, uuids, known, allow)
+        found = {pid: place for pid, place in found.items() if pid in again}
+    return found
+
+
 def open_devices(
-    sample: gpus.Sample, uuids: Sequence[str], allow: Collection[str], scan: Optional[gpus.DeviceHolders] = None
+    scan: gpus.DeviceHolders,
+    sample: gpus.Sample,
+    uuids: Sequence[str],
+    ours: Collection[int],
+    allow: Collection[str],
 ) -> dict[int, str]:
     """Return who has a GPU's device open and is not known to be at work on other GPUs: {pid: its place in words}.
 
     Passed over as neighbours: who is listed on other GPUs only, who was given only other GPUs to see, and the rest of
     their sessions (the launcher of a server for other GPUs opens all devices and is listed nowhere).
     """
-    scan = gpus.device_holders() if scan is None else scan
     wanted = {uuid.lower() for uuid in uuids}
     elsewhere = {pid for pid, where in holders_by_gpu(sample).items() if not where & wanted}
     on_ours = {pid for pid, where in holders_by_gpu(sample).items() if where & wanted}
     sessions = {scan.by_pid[pid].process.sid for pid in elsewhere if pid in scan.by_pid}
     sessions -= {scan.by_pid[pid].process.sid for pid in on_ours if pid in scan.by_pid}
     found = {}
-    for pid in gpus.foreign_holders(scan, sample, uuids, (), allow):
+    for pid in gpus.foreign_holders(scan, sample, uuids, ours, allow):
         holder = scan.by_pid[pid]
         visible = _visible(pid, sample)
         if holder.process.sid in sessions or (visible is not None and not visible & wanted):

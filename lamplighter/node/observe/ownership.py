@@ -46,6 +46,7 @@ class Claim:
     process: Process
     kind: str
     why: str
+    holds_gpu: bool = False
 
     @property
     def may_be_stopped(self) -> bool:
@@ -149,11 +150,12 @@ def _judge(
         process = evidence.table[pid]
         place = evidence.place(pid)
         if _is_listed(process, listed):
-            found[pid] = Claim(process, LISTED, f"{place} and is listed in stale.kill")
+            kind, why = LISTED, f"{place} and is listed in stale.kill"
         elif pid in stale:
-            found[pid] = Claim(process, FOREIGN, f"{stale[pid].why}; left because stale.policy is {policy}")
+            kind, why = FOREIGN, f"{stale[pid].why}; left because stale.policy is {policy}"
         else:
-            found[pid] = Claim(process, FOREIGN, place)
+            kind, why = FOREIGN, place
+        found[pid] = Claim(process, kind, why, holds_gpu=pid in evidence.gpu_holders)
     return sorted(found.values(), key=lambda claim: claim.process.pid)
 
 
@@ -170,7 +172,8 @@ def _line_of(pid: int, table: Mapping[int, Process]) -> set[int]:
 def _spare(claim: Claim) -> Claim:
     if claim.kind == FOREIGN:
         return claim
-    return Claim(claim.process, FOREIGN, f"{claim.why}; left because this very run descends from it")
+    why = f"{claim.why}; left because this very run descends from it"
+    return dataclasses.replace(claim, kind=FOREIGN, why=why)
 
 
 def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
@@ -238,7 +241,7 @@ def _stale(evidence: Evidence, engine: Mapping[str, Any], uid: int) -> Iterable[
         if process.pid in mine:
             family.setdefault(process.pid, "started by one of them")
     for pid, why in family.items():
-        yield Claim(mine[pid], STALE, why)
+        yield Claim(mine[pid], STALE, why, holds_gpu=pid in evidence.gpu_holders)
 
 
 def _ancestors_in_group(process: Process, table: Mapping[int, Process]) -> Iterator[Process]:
