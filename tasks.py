@@ -65,6 +65,26 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     command.act(settings, host, server, lambda session, one, listen: session.run("stop", one, listen, wait=wait))
 
 
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+)
+def undeploy(
+    c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: int = 0
+) -> None:
+    """Take away what lies outside lamplighter's directory on the node: start-up files and the systemd unit."""
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json)
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.run("undeploy", one, listen, wait=wait, stop=stop),
+    )
+
+
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
     """Start the current release where nothing is serving."""
@@ -114,6 +134,23 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
         "releases",
         lambda session, servers: session.releases([one.name for one in servers]),
         releases_text,
+    )
+
+
+@task(auto_shortflags=False, iterable=["host"], help=READING)
+def env(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """Look into every live worker: does it carry the variables? Reads only; exit 8 on a difference."""
+    from lamplighter.report.environment import env_text
+    from lamplighter.run import command
+
+    command.read(
+        command.settings_from(c, as_json=json),
+        host,
+        server,
+        "env",
+        lambda session, servers: {one.name: session.env(one) for one in servers},
+        env_text,
+        command.judge_environment,
     )
 
 
@@ -294,9 +331,11 @@ ns = Collection(
     stop,
     start,
     restart,
+    undeploy,
     attach,
     cancel,
     check,
+    env,
     status,
     verify,
     logs,

@@ -28,6 +28,7 @@ OUTCOMES = (
     "detached",
     "stopped",
     "started",
+    "undeployed",
 )
 
 #: Seconds between two heartbeat lines of the relay, and the silence after which the wire counts as cut.

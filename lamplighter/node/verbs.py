@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Callable, Optional
 
-from lamplighter.node import deploy, events, journal, preflight, relay
+from lamplighter.node import deploy, events, journal, preflight, reach, relay, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.observe import ports, processes
@@ -23,6 +23,7 @@ RUNS: dict[str, Callable[[Run], None]] = {
     "start": deploy.start_server,
     "restart": deploy.restart,
     "stop": deploy.stop_server,
+    "undeploy": undeploy.undeploy,
 }
 
 
@@ -182,7 +183,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     home = server_home(root, plan.name)
     found = preflight.examine(plan, request["engine"], home, preflight.resolve_gpus(plan))
     return {
-        "findings": [vars(finding) for finding in found.findings],
+        "findings": [vars(finding) for finding in (*found.findings, *reach.scope_findings(plan, home))],
         "would_stop": [
             {
                 "pid": claim.process.pid,
@@ -194,6 +195,11 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
             for claim in found.claims
         ],
     }
+
+
+def env(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Prove the live environment of every worker of one server."""
+    return reach.live_report(server_home(root, request["servers"][0]))
 
 
 def logs(request: dict[str, Any], root: str) -> None:
@@ -248,5 +254,6 @@ def attach(request: dict[str, Any], root: str) -> None:
 READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "status": status,
     "check": check,
+    "env": env,
     "releases": releases,
 }

@@ -24,6 +24,7 @@ _EXIT_OF_OUTCOME = {
     "unchanged": Exit.OK,
     "stopped": Exit.OK,
     "started": Exit.OK,
+    "undeployed": Exit.OK,
     "rolled_back": Exit.ROLLED_BACK,
     "refused": Exit.REFUSED,
     "unreachable": Exit.UNREACHABLE,

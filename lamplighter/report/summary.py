@@ -69,6 +69,7 @@ def _what_happened(part: ServerReport) -> str:
         ("unchanged", Exit.OK): f"unchanged, {release} is serving already" if part.release else "unchanged",
         ("started", Exit.OK): f"started, {old} is serving{after}",
         ("stopped", Exit.OK): f"stopped{after}",
+        ("undeployed", Exit.OK): "undeployed: nothing of it is left outside lamplighter's own directory",
         ("rolled_back", Exit.OK): f"rolled back, {old} is serving{after}",
     }
     if sentence := sentences.get((part.outcome, part.exit_code)):
@@ -171,7 +172,7 @@ def _figures(part: ServerReport) -> list[str]:
         lines += _labelled("ready after", [seconds(part.ready_seconds)])
     if part.downtime_seconds is not None:
         lines += _labelled("downtime", [seconds(part.downtime_seconds)])
-    if part.exit_code == Exit.OK and (part.serving or part.outcome == "stopped"):
+    if part.exit_code == Exit.OK and (part.serving or part.outcome in ("stopped", "undeployed")):
         lines += _labelled("serving now", [_serving_now(part)])
     return ["", *lines] if lines else []
 

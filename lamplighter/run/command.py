@@ -260,6 +260,11 @@ def read(
     raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
 
 
+def judge_environment(answer: Mapping[str, Any]) -> Exit:
+    """Return 8 where a variable differs, or nothing runs that could carry it; what cannot be read is no difference."""
+    return Exit.DEGRADED if answer.get("state") in ("differs", "stopped") else Exit.OK
+
+
 def judge_findings(answer: Mapping[str, Any]) -> Exit:
     """Return what the findings of a ``check`` would make of a deploy."""
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK

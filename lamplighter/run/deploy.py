@@ -148,6 +148,10 @@ class HostSession:
         plan = release.manifest["server"]
         return self._result({"verb": "check", "server": plan, "engine": engine.compiled})
 
+    def env(self, server: Server) -> dict[str, Any]:
+        """Ask what the live workers of ``server`` carry, by the release that runs. Reads only."""
+        return self._result({"verb": "env", "servers": [server.name]})
+
     def diagnose(self, server: Server) -> dict[str, Any]:
         """Diagnose the last run of ``server`` on its node, with what the node itself knows of it. Reads only."""
         engine = load_engine(server.engine, self.project / "roles")

@@ -2,58 +2,149 @@
 
 from __future__ import annotations
 
-from typing import Optional
+import subprocess
+from typing import Mapping, Optional
 
-from lamplighter.node import envproof
-from lamplighter.node.act import launcher
+from lamplighter.node import envproof, liveproof
+from lamplighter.node.act import interpreter, launcher, lock
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import processes
+from lamplighter.node.observe import processes, startup
 from lamplighter.node.worker import Run, StageFailure
+
+PROOF_SECONDS = 30.0
 
 
 def prove(run: Run) -> Optional[str]:
-    """Start the server's interpreter as the launch script will, and a spawn child: do all variables arrive?"""
+    """Start the server's interpreter as the launch script will, and a spawn child: do all variables arrive?
+
+    In scopes pth and interpreter the start-up files outside our root come first, else there would be nothing to prove;
+    they hold nothing that the old server's processes would notice. A proof that fails takes new ones away again.
+    """
     assert run.release is not None
-    secrets = run.request.get("secrets") or {}
-    expected = {**{name: entry["value"] for name, entry in run.plan.env.items()}, **secrets}
+    environ = launcher.bare_environment()
+    expected = liveproof.expected_of(run.release)
+    python = _interpreter(run, environ)
+    before = tuple(outside.path for outside in interpreter.recorded(run.home))
+    _reach(run, python, environ)
     proof = envproof.prove_before(
         run.release.launch_script,
-        [run.plan.python],
-        expected,
-        deadline=30.0,
-        secret_names=tuple(secrets),
-        environ=launcher.bare_environment(),
+        python,
+        {**expected.values, **_pythonpath(run)},
+        deadline=PROOF_SECONDS,
+        secret_names=expected.secrets,
+        environ=environ,
+        scope=run.plan.scope,
     )
     if not proof.ok:
+        interpreter.remove(run.home, keep=before)
         raise StageFailure(
             Exit.REFUSED,
             f"the variables would not reach the server: {proof.message}",
             cause="environment",
             evidence="; ".join(f"{d.name}: {d.reason}" for d in proof.differences) or proof.message,
-            hint=f"mend servers.{run.plan.name}.env or .python, then deploy again",
+            hint=f"mend servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again",
         )
-    run.progress(f"{len(expected)} variables proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
+    count = len(expected.values)
+    run.progress(f"{count} variables proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
     return None
 
 
 def confirm(run: Run) -> Optional[str]:
-    """Look at the live processes: does each carry the variables, as far as the kernel lets us read them?"""
+    """Look into every live worker: does each carry the variables, as far as the kernel lets us read it?
+
+    What is found wrong fails the stage; what cannot be read is a warning. After that, start-up files that the release
+    does not need any more are given back.
+    """
     assert run.launch is not None
-    expected = {name: entry["value"] for name, entry in run.plan.env.items()}
-    carrying, unreadable = 0, 0
-    for process in _members(run):
-        live = processes.environ(process.pid)
-        if not live or not expected.keys() & live.keys():
-            unreadable += 1  # a process title wipes this area: absence proves nothing
-            continue
-        wrong = {name: live[name] for name in expected if name in live and live[name] != expected[name]}
-        for name, value in wrong.items():
-            run.warn(f"{process.title} (pid {process.pid}) has {name}={value}, the inventory says {expected[name]}")
-        carrying += not wrong
-    run.progress(f"{carrying} processes carry the variables they were started with, {unreadable} inconclusive")
+    assert run.release is not None
+    assert run.launched is not None
+    members = launcher.members(run.launched, processes.processes())
+    proof = liveproof.prove_live(
+        liveproof.workers_of(members, liveproof.gpu_holders(run.uuids), run.engine),
+        liveproof.expected_of(run.release),
+        run.directory.records,
+        run.engine,
+        liveproof.version_of(run.plan, run.engine),
+        run.launch.log if run.plan.nccl_proof else None,
+    )
+    if proof.differences:
+        if proof.use:
+            run.progress(proof.use)
+        first = proof.differences[0]
+        raise StageFailure(
+            Exit.DEGRADED,
+            f"the server runs with other variables than the inventory says: {proof.message}",
+            cause="environment",
+            evidence=str(first),
+            hint=f"mode: force under servers.{run.plan.name}.env.{first.name} wins over what a server writes before it "
+            "starts its workers; drop the variable if the server's own value is right",
+        )
+    if proof.is_proven:
+        run.progress(proof.message)
+    else:
+        run.warn(proof.message)
+    if proof.use:
+        run.progress(proof.use)
+    _give_back_what_is_not_needed(run)
     return None
 
 
-def _members(run: Run) -> list[processes.Process]:
-    assert run.launch is not None
-    return [] if run.launched is None else launcher.members(run.launched, processes.processes())
+def _interpreter(run: Run, environ: Mapping[str, str]) -> list[str]:
+    """Return the words that start the server's Python, with the flags that its command line or script gives it."""
+    assert run.release is not None
+    try:
+        return startup.interpreter_of(run.plan.argv, launch_path(run.release.launch_script, environ))
+    except startup.NoPython as reason:
+        run.progress(f"the command line does not tell which Python runs ({reason}): {run.plan.python} stands for it")
+        return [run.plan.python]
+
+
+def launch_path(launch_script: str, environ: Mapping[str, str]) -> str:
+    """Return the PATH that the launch script gives to the server."""
+    command = [launch_script, "sh", "-c", 'printf %s "$PATH"']
+    try:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=PROOF_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return environ.get("PATH", "")  # the proof that follows says what is wrong with the script
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def _pythonpath(run: Run) -> dict[str, str]:
+    return {name: entry["value"] for name, entry in run.plan.env.items() if name == "PYTHONPATH"}
+
+
+def _reach(run: Run, python: list[str], environ: Mapping[str, str]) -> None:
+    """Put the start-up files of scope pth or interpreter in place, if that is the scope and they are not there."""
+    if run.plan.scope not in interpreter.SCOPES:
+        return
+    try:
+        told = startup.ask(python, environ)
+        for path in interpreter.install(run.plan.scope, told, run.home):
+            run.progress(f"scope {run.plan.scope}: {path} now runs our sitecustomize.py for {told.prefix}")
+    except (startup.NoPython, interpreter.Refused, lock.Locked, OSError) as error:
+        evidence = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise StageFailure(
+            Exit.REFUSED,
+            f"sitecustomize.scope {run.plan.scope} cannot be put in place",
+            cause="sitecustomize",
+            evidence=evidence,
+            hint=f"let lamplighter write there (become: true), or choose another servers.{run.plan.name}.sitecustomize",
+        ) from error
+
+
+def _give_back_what_is_not_needed(run: Run) -> None:
+    keep: tuple[str, ...] = ()
+    recorded = interpreter.recorded(run.home)
+    if not recorded:
+        return
+    if run.plan.scope in interpreter.SCOPES:
+        environ = launcher.bare_environment()
+        try:
+            keep = interpreter.files_of(run.plan.scope, startup.ask(_interpreter(run, environ), environ), run.home)
+        except (startup.NoPython, interpreter.Refused):
+            return
+    try:
+        for path in interpreter.remove(run.home, keep):
+            run.progress(f"{path} is as it was before lamplighter")
+    except (lock.Locked, OSError) as error:
+        run.warn(f"a start-up file of an earlier scope stays: {error}", "`./inv undeploy` removes it")

@@ -1,0 +1,68 @@
+"""The verb ``undeploy``: take away what lamplighter has put outside its root, and nothing else.
+
+That is the start-up files of scopes ``pth`` and ``interpreter`` (given back byte for byte), and the server's systemd
+unit. Releases, logs and measurements stay. A server that runs is left alone, and the verb refuses, unless the request
+says ``stop``: then it is stopped first, and its GPUs are seen FREED.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from lamplighter.node.act import interpreter, launcher, lock, systemd
+from lamplighter.node.events import Exit
+from lamplighter.node.layout import read_json
+from lamplighter.node.preflight import what_serves
+from lamplighter.node.stages import locks, swap
+from lamplighter.node.worker import Run, StageFailure
+
+Stages = tuple[tuple[str, Callable[[Run], Optional[str]]], ...]
+
+STOP: Stages = (("stop", swap.stop_old), ("free", swap.wait_until_freed))
+
+
+def undeploy(run: Run) -> None:
+    """Take away what lies outside the root; stop the server before that only if the request says so."""
+    stages: Stages = (("lock", locks.take_locks), *(STOP if run.request.get("stop") else ()), ("remove", take_away))
+    try:
+        for name, stage in stages:
+            run.perform(name, stage)
+    except StageFailure as failure:
+        run.failure = failure
+        outcome = "failed" if run.touched else "refused"
+        run.end(outcome, failure.exit_code, failure.message, what_serves(run.home))
+    else:
+        run.end("undeployed", Exit.OK, "nothing of it is left outside lamplighter's own directory", None)
+
+
+def take_away(run: Run) -> Optional[str]:
+    """Remove the unit and give back the start-up files; refuse while the server runs, or is about to be restarted."""
+    record = read_json(run.home.record)
+    now = launcher.present(record) if record is not None else launcher.Present(None)
+    if now.main is not None or now.is_restarting:
+        who = f"its process {now.main.pid} runs" if now.main is not None else now.note
+        raise StageFailure(
+            Exit.REFUSED,
+            f"{run.plan.name} is still there: {who}",
+            cause="serving",
+            hint="give --stop to stop it first, or run `./inv stop`",
+        )
+    unit = systemd.recorded(run.home)
+    try:
+        given_back = interpreter.remove(run.home)
+        if unit is not None:
+            systemd.forget(run.home)
+    except (launcher.LaunchFailed, lock.Locked, OSError) as error:
+        evidence = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise StageFailure(
+            Exit.REFUSED,
+            "something of ours stays outside lamplighter's directory",
+            cause="files",
+            evidence=evidence,
+            hint="mend what the evidence names, or let lamplighter write there (become: true), then undeploy again",
+        ) from error
+    for path in given_back:
+        run.progress(f"{path} is as it was before lamplighter")
+    if unit is not None:
+        run.progress(f"{unit.name} is removed")
+    return None if given_back or unit is not None else "there was nothing of ours outside"
