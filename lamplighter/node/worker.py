@@ -81,7 +81,7 @@ class Run:
         #: Whether a signal was sent or a server started: until then what served before serves still.
         self.touched = False
         self._stage = ""
-        self._reserves = _fill_reserves(directory)
+        self.reserves = _fill_reserves(directory)
 
     def emit(self, event: events.Event) -> None:
         self.journal.write({"stage": self._stage, **event})
@@ -158,8 +158,8 @@ class Run:
         """On a full disk, give back what was set aside for the records that are written next."""
         with contextlib.suppress(OSError):
             state = os.statvfs(self.directory.path)
-            if state.f_bavail * state.f_frsize < SCARCE_BYTES and self._reserves:
-                os.unlink(self._reserves.pop())
+            if state.f_bavail * state.f_frsize < SCARCE_BYTES and self.reserves:
+                os.unlink(self.reserves.pop())
 
     def note_holder(self, stage: str) -> None:
         """Write into every lock that we hold who we are and how far."""
@@ -218,9 +218,9 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     with _last_words(run):
         verbs[request["verb"]](run)
     run.journal.close()
-    for index in range(RESERVES):
+    for reserve in run.reserves:
         with contextlib.suppress(OSError):
-            os.unlink(directory.reserve(index))
+            os.unlink(reserve)
 
 
 def _fill_reserves(directory: RunDirectory) -> list[str]:

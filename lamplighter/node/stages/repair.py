@@ -63,7 +63,7 @@ def _end_abandoned_runs(run: Run) -> None:
                 continue
             _write_its_end(run, dead, told)
         for leftover in (dead.ballast, *map(dead.reserve, range(RESERVES))):
-            with contextlib.suppress(OSError):
+            if os.path.exists(leftover):
                 os.unlink(leftover)
 
 

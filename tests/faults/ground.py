@@ -1,0 +1,149 @@
+"""The ground on which faults are tried: a node with an old server that serves, and a deploy held at a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.driver import Done, Driver, eventually
+from tests.faults.state import trouble_on_disk
+from tests.nodes.fixtures import GPU_DIRECTORY
+from tests.nodes.park import PROJECT, Node, NodePark
+
+HERE = Path(__file__).parent
+PORT = 18000
+ROOT = "/var/lib/lamplighter"
+HOME = f"{ROOT}/servers/demo"
+#: The interpreter of the node side: Python itself, except that a worker is put on strings while there is an order.
+PYTHON = "/opt/held/python3"
+ORDER, HELD = "/opt/held/order", "/opt/held/held"
+WRAPPER = f"""#!/bin/bash
+if [ "$4" = worker ] && [ -e {ORDER} ]; then
+    exec -a "$0" /usr/bin/python3 -I -S {shlex.quote(str(HERE / "puppet.py"))} {ORDER} "$3" "$4"
+fi
+exec -a "$0" /usr/bin/python3 "$@"
+"""
+ASK = f"""
+curl -s -m 10 -d '{{"model": "demo-model", "prompt": "Hello", "max_tokens": 2}}' -H 'Content-Type: application/json' \\
+    http://127.0.0.1:{PORT}/v1/completions && echo && curl -s -m 10 http://127.0.0.1:{PORT}/lab/environ || true
+"""
+
+
+@dataclass
+class Ground:
+    """One node and the inventory that names it ``gpu``. Each release is told by its AGE, which its server knows."""
+
+    park: NodePark
+    node: Node
+    driver: Driver
+    age: int = 0
+    serving: str = "none"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, park: NodePark, name: str, directory: Path, *, systemd: bool) -> Ground:
+        ground = cls(park, park.node(name, systemd=systemd), Driver(directory / name, tuple(park.hub_words([]))))
+        ground.node.write(PYTHON, WRAPPER, mode="755")
+        return ground
+
+    # what the inventory says
+
+    def configure(self, **server: Any) -> None:
+        """Make the inventory ask for a release that the node has not seen yet."""
+        self.age += 1
+        self.settings = server
+        self.say(server)
+
+    def say(self, server: dict[str, Any]) -> None:
+        host = {
+            **self.node.connection(),
+            "known_hosts": str(self.park.known_hosts),
+            "ansible_python_interpreter": PYTHON,
+            "connect_timeout": 2,
+            "servers": {
+                "demo": {
+                    "engine": "demo", "model": "demo-model", "port": PORT, "gpus": "all",
+                    "launcher": "auto" if self.node.systemd else "detached", **server,
+                    "args": {"tp": 1, **server.get("args", {})},
+                    "env": {"LAB_SPEED": "60", "AGE": str(self.age), **server.get("env", {})},
+                    "timeouts": {"stop": 3, "free": 4, "ready": 60, **server.get("timeouts", {})},
+                }
+            },
+        }  # fmt: skip
+        self.driver.write("gpu", host)
+
+    def deploy(self) -> Done:
+        return self.run("deploy", "--json")
+
+    def run(self, *words: str) -> Done:
+        return self.driver.run(*words, "--host", "gpu", timeout=150)
+
+    def settle(self, **server: Any) -> str:
+        """Have an old release serve that asks for nothing special; its age."""
+        if self.serving == "none" or server or self.settings:
+            self.configure(**server)
+            done = self.deploy()
+            assert done.code == 0, f"the ground cannot be prepared: {done}"
+            self.serving = str(self.age)
+        return self.serving
+
+    # what the node does
+
+    @contextlib.contextmanager
+    def holding(self, stage: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+        """A deploy that waits at the beginning of ``stage``; `release` lets it go on."""
+        self.node.sh(f"rm -f {HELD}")
+        self.node.write(ORDER, json.dumps({"hold": stage, "held": HELD, **more}))
+        try:
+            with self.driver.started("deploy", "--json", "--host", "gpu") as process:
+                eventually(lambda: self.held_worker() or process.poll() is not None, 90)
+                assert process.poll() is None, process.stdout.read() if process.stdout else ""
+                yield process
+        finally:
+            self.release()
+
+    def held_worker(self) -> int:
+        return int(self.node.sh(f"cat {HELD} 2>/dev/null || echo 0") or 0)
+
+    def release(self) -> None:
+        self.node.sh(f"rm -f {ORDER}")
+
+    def answer(self) -> str:
+        """Ask for a token; the age of the release that gave it, or `none`."""
+        told = self.node.sh(ASK).splitlines()
+        if len(told) < 2 or "text" not in told[0]:
+            return "none"
+        return str(json.loads(told[1])["processes"][0]["environ"]["AGE"])
+
+    def inject(self, **states: Any) -> None:
+        """Put nvidia-smi into an odd state (lab/control.py); none: back to normal."""
+        self.node.write(f"{GPU_DIRECTORY}/control.json", json.dumps(states), mode="666")
+
+    def python(self, program: str, *words: str) -> str:
+        """Run a program on the node with the project on its path; its output."""
+        python = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); {program}"
+        return self.node.exec([sys.executable, "-c", python, *words]).stdout
+
+    def trouble(self) -> list[str]:
+        """What an ended run may not leave behind."""
+        found = json.loads(
+            self.node.exec(["/usr/bin/python3", "-I", "-S", str(HERE / "state.py"), ROOT, "demo"]).stdout
+        )
+        workers = [words for words in self.node.processes().values() if words.endswith(" worker")]
+        return [*found, *(f"still runs: {words}" for words in workers)]
+
+    def launchers(self) -> int:
+        """How many demo servers run, serving or not."""
+        return sum(
+            "lab/launch_server.py" in words and "nsenter" not in words for words in self.node.processes().values()
+        )
+
+
+__all__ = ["Ground", "trouble_on_disk"]

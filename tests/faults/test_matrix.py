@@ -1,0 +1,373 @@
+"""What the wire, the disk, the kernel and other people can do to a deploy, at each stage: no cell ends dark unsaid.
+
+One row a fault (FAULTS), one column a stage. In each cell an old server serves, a deploy of a new release is held at
+the beginning of the stage, the fault strikes, the deploy goes on. Asserted: the exit code, whose token comes out
+afterwards, that nothing is left behind, and that where the node was left dark one plain deploy ends ``deployed``. A
+row names the stages at which it is tried always, on a plain node and on one with systemd in turn; ``./inv dev.soak``
+tries all of them on both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lab.arguments import PHASES
+from lamplighter.node.events import Exit
+from tests.driver import eventually
+from tests.faults.conftest import note_cell
+from tests.faults.ground import HOME, PORT, Ground
+from tests.nodes.fixtures import GPU_DIRECTORY
+from tests.nodes.park import NodePark, why_no_systemd
+
+SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
+STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
+BEFORE, AFTER = STAGES[:5], STAGES[5:]
+
+Process = subprocess.Popen  # of the control side
+#: Exit codes and what answers afterwards: old, new, none.
+Ends = tuple[set[int], set[str]]
+
+FINE: Ends = ({Exit.OK}, {"new"})
+REFUSED: Ends = ({Exit.REFUSED}, {"old"})
+BACK: Ends = ({Exit.ROLLED_BACK}, {"old"})
+DARK: Ends = ({Exit.NOT_FREED}, {"none"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row. ``strike`` does it and returns the exit code to judge, or None for the deploy's own."""
+
+    name: str
+    strike: Callable[[Ground, Any], int | None]
+    ends: Callable[[str], Ends]
+    stages: tuple[str, ...] = ("prove", "free", "ready")
+    all_stages: tuple[str, ...] = STAGES
+    mend: Callable[[Ground], None] = lambda ground: None
+    old: Mapping[str, Any] = field(default_factory=dict)
+    new: Mapping[str, Any] = field(default_factory=dict)
+    hold: Mapping[str, Any] = field(default_factory=dict)
+
+    def cells(self) -> Iterator[tuple[str, str]]:
+        for number, stage in enumerate(self.all_stages if SOAK else self.stages):
+            for kind in ("plain", "systemd") if SOAK else (("plain", "systemd")[number % 2],):
+                yield stage, kind
+
+
+def always(ends: Ends) -> Callable[[str], Ends]:
+    return lambda stage: ends
+
+
+def split(before: Ends, after: Ends, at: str = "free") -> Callable[[str], Ends]:
+    """``before`` for the stages before ``at``, ``after`` from it on."""
+    return lambda stage: before if STAGES.index(stage) < STAGES.index(at) else after
+
+
+def by_stage(ends: Mapping[str, Ends], default: Ends) -> Callable[[str], Ends]:
+    return lambda stage: ends.get(stage, default)
+
+
+# -- the control side and the wire
+
+
+def kill_control(ground: Ground, process: Any) -> int:
+    process.kill()
+    process.wait()
+    ground.release()
+    return attached(ground)
+
+
+def attached(ground: Ground) -> int:
+    return ground.run("attach", "--json").code
+
+
+def interrupt_control(ground: Ground, process: Any) -> int:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == Exit.DETACHED
+    ground.release()
+    return attached(ground)
+
+
+def cut_for_five_seconds(ground: Ground, process: Any) -> None:
+    ground.node.cut()
+    time.sleep(5)  # the fault itself takes that long
+    ground.node.heal()
+
+
+def cut_for_good(ground: Ground, process: Any) -> int:
+    ground.node.cut()
+    ground.release()
+    assert process.wait(90) == Exit.DETACHED
+    ground.node.heal()
+    return attached(ground)
+
+
+def stop_sshd(ground: Ground, process: Any) -> None:
+    ground.node.stop_sshd()
+
+
+def kill_sessions(ground: Ground, process: Any) -> None:
+    ground.node.kill_sessions()
+
+
+def kill_relay(ground: Ground, process: Any) -> None:
+    table = ground.node.processes().items()
+    relays = [pid for pid, words in table if "exec(sys.stdin" in words and "sh -c" not in words]
+    assert relays
+    for pid in relays:
+        ground.node.exec(["kill", "-9", str(pid)])
+
+
+def cancel(ground: Ground, process: Any) -> None:
+    """From another machine, as it were: another command."""
+    canceller = subprocess.Popen(
+        ground.driver.command("cancel", "--json", "--host", "gpu"),
+        env=ground.driver.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        eventually(lambda: ground.node.sh(f"ls {HOME}/runs/*/cancel.json 2>/dev/null; true"))
+        ground.release()
+        assert canceller.wait(60) == process.wait(60)
+    finally:
+        canceller.kill()
+        canceller.wait()
+
+
+# -- the node
+
+
+def kill_worker(ground: Ground, process: Any) -> None:
+    ground.node.exec(["kill", "-9", str(ground.held_worker())])
+
+
+def reboot(ground: Ground, process: Any) -> None:
+    ground.node.reboot()
+    ground.release()
+
+
+def fill_disk(ground: Ground, process: Any) -> None:
+    ground.node.fill_disk()
+
+
+def hide_smi(ground: Ground, process: Any) -> None:
+    ground.node.sh("mv /usr/local/bin/nvidia-smi /usr/local/bin/nvidia-smi.hidden")
+
+
+def show_smi(ground: Ground) -> None:
+    ground.node.sh("mv /usr/local/bin/nvidia-smi.hidden /usr/local/bin/nvidia-smi")
+
+
+def smi(**states: Any) -> Callable[[Ground, Any], None]:
+    return lambda ground, process: ground.inject(**states)
+
+
+def normal_smi(ground: Ground) -> None:
+    ground.inject()
+
+
+def take_gpu(ground: Ground, process: Any) -> None:
+    """A trainer of somebody else takes memory of the first GPU."""
+    ground.node.sh("exec -a /usr/bin/trainer sleep 3600 >/dev/null 2>&1 </dev/null &")
+    pid = next(str(pid) for pid, words in ground.node.processes().items() if words == "/usr/bin/trainer 3600")
+    ground.python(
+        "from lab import ledger; g, p = sys.argv[1:]; "
+        "u = ledger.read_json(g + '/board.json')['gpus'][0]['uuid']; ledger.allocate(g, int(p), u, 9000, 'trainer')",
+        GPU_DIRECTORY, pid,
+    )  # fmt: skip
+
+
+def leave_gpu(ground: Ground) -> None:
+    ground.node.sh("pkill -KILL -f '^/usr/bin/trainer'")
+
+
+def take_port(ground: Ground, process: Any) -> None:
+    ground.node.sh(f"setsid /usr/bin/python3 -m http.server --bind 127.0.0.1 {PORT} >/dev/null 2>&1 </dev/null &")
+    eventually(lambda: "http.server" in " ".join(ground.node.processes().values()))
+    eventually(lambda: f":{PORT:04X} 00000000:0000 0A" in ground.node.read("/proc/net/tcp"))
+
+
+def leave_port(ground: Ground) -> None:
+    ground.node.sh("pkill -KILL -f http.server")
+
+
+def flood_log(ground: Ground, process: Any) -> None:
+    """A gigabyte at once, which takes no room."""
+    log = f"{HOME}/runs/$(ls {HOME}/runs | tail -1)/server.log"
+    ground.node.sh(f"truncate -s +{'1G' if SOAK else '128M'} {log}")
+
+
+def deploy_again(ground: Ground, process: Any) -> None:
+    other = ground.run("deploy", "--json")
+    assert other.code == Exit.LOCKED, other
+    assert "is locked by run" in other.server("gpu", "demo")["message"]
+
+
+def nothing(ground: Ground, process: Any) -> None:
+    """The fault lies in the server itself."""
+
+
+def break_old_release(ground: Ground, process: Any) -> None:
+    ground.node.sh("rm -rf /root/old-model")
+
+
+def mend_old_release(ground: Ground) -> None:
+    ground.node.sh("mkdir -p /root/old-model")
+
+
+OLD_MODEL = {"model": "/root/old-model", "served_name": "demo-model"}
+LIES = {"fields": {"*": {"memory.used": "[N/A]", "memory.total": "[Unknown Error]"}}}
+KILLED: Callable[[str], Ends] = by_stage(
+    {"ready": ({1}, {"new"}), "confirm": ({1}, {"new"}), "commit": ({1}, {"new"})}
+    | dict.fromkeys(BEFORE, ({1}, {"old"})),
+    ({1}, {"none"}),
+)
+
+FAULTS = (
+    Fault("control killed -9", kill_control, always(FINE)),
+    Fault("control TERM", interrupt_control, always(FINE), ("stage", "stop", "confirm")),
+    Fault("wire cut for 5 s", cut_for_five_seconds, always(FINE)),
+    Fault("wire cut for good", cut_for_good, always(FINE), ("prove", "ready")),
+    Fault("sshd killed", stop_sshd, always(FINE), mend=lambda ground: ground.node.start_sshd()),
+    Fault("session's sshd killed", kill_sessions, always(FINE)),
+    Fault("relay killed", kill_relay, always(FINE), ("prove", "ready")),
+    Fault("worker killed -9", kill_worker, KILLED, ("prove", "free", "ready", "commit")),
+    Fault("node rebooted", reboot, always(({1}, {"none", "old", "new"})), ("prove", "free", "ready")),
+    Fault(
+        "disk full", fill_disk,
+        by_stage({"preflight": REFUSED, "stage": REFUSED, "lock": REFUSED},
+                 ({Exit.OK, Exit.REFUSED, Exit.ROLLED_BACK}, {"old", "new"})),
+        ("preflight", "stop", "start", "commit"),
+        mend=lambda ground: ground.node.free_disk(),
+    ),
+    Fault(
+        "nvidia-smi missing", hide_smi,
+        by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        ("preflight", "free", "ready"), mend=show_smi,
+    ),
+    Fault(
+        "nvidia-smi hangs", smi(hang=True),
+        by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        ("preflight",), ("preflight", "free", "ready"), mend=normal_smi,
+    ),
+    Fault(
+        "nvidia-smi lies", smi(**LIES),
+        by_stage({"preflight": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        ("preflight", "free", "ready"), mend=normal_smi,
+    ),
+    Fault("GPU never freed", smi(used={"0": 50000}), by_stage({"preflight": FINE}, DARK), ("free",), ("stop", "free"),
+          mend=normal_smi),
+    Fault("foreign process grabs GPU", take_gpu, split(REFUSED, DARK), ("stop", "free", "start"),
+          ("preflight", "stop", "free", "start"), mend=leave_gpu),
+    Fault("foreign process grabs port", take_port, always(DARK), ("free", "start"), ("free", "start"), mend=leave_port),
+    Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "ready"), hold={"jump": 86400}),
+    Fault("clock jumps a day back", nothing, always(FINE), ("free",), hold={"jump": -86400}),
+    Fault("log of 1 GB", flood_log, always(FINE), ("ready",), ("ready",)),
+    Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm")),
+    Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
+    Fault("old server ignores TERM", nothing, always(FINE), ("stop",), ("stop",),
+          old={"args": {"lab-fail": "ignore-term"}, "timeouts": {"stop": 1}}, new={"timeouts": {"stop": 1}}),
+    Fault("old release fails in rollback", break_old_release, always(({Exit.CRASHED}, {"none"})), ("ready",),
+          ("stop", "free", "start", "ready"), old=OLD_MODEL, new={"args": {"lab-fail": "die:weights"}},
+          mend=mend_old_release),
+    *(
+        Fault(f"new server dies in {phase}", nothing, always(BACK), ("ready",), ("ready",),
+              new={"args": {"lab-fail": f"die:{phase}"}})
+        for phase in (PHASES[:-1] if SOAK else ("boot", "weights", "graphs"))
+    ),
+)  # fmt: skip
+CELLS = [
+    pytest.param(fault, stage, kind, id=f"{fault.name}-{stage}-{kind}")
+    for fault in FAULTS
+    for stage, kind in fault.cells()
+]
+
+
+@pytest.fixture(scope="module")
+def grounds(park: NodePark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ground]]:
+    made: dict[str, Ground] = {}
+    yield made
+    for ground in made.values():
+        park.forget(ground.node.name)
+
+
+@pytest.fixture
+def find_ground(
+    park: NodePark, grounds: dict[str, Ground], tmp_path_factory: pytest.TempPathFactory, require: Any
+) -> Callable[[str], Ground]:
+    """The ground of a kind; a fresh one where the last cell left ruins."""
+
+    def find(kind: str) -> Ground:
+        if kind == "systemd":
+            require("systemd", why_no_systemd())
+        if kind not in grounds:
+            directory = tmp_path_factory.mktemp("inventory")
+            grounds[kind] = Ground.make(park, f"faults-{kind}"[:13], directory, systemd=kind == "systemd")
+        return grounds[kind]
+
+    return find
+
+
+@pytest.mark.parametrize(("fault", "stage", "kind"), CELLS)
+def test_fault(
+    find_ground: Callable[[str], Ground],
+    grounds: dict[str, Ground],
+    park: NodePark,
+    request: pytest.FixtureRequest,
+    fault: Fault,
+    stage: str,
+    kind: str,
+) -> None:
+    ground = find_ground(kind)
+    note_cell(request, fault.name, stage, kind, "FAILED")
+    try:
+        word = try_cell(ground, fault, stage)
+    except BaseException:
+        park.forget(ground.node.name)
+        del grounds[kind]
+        raise
+    note_cell(request, fault.name, stage, kind, word)
+
+
+def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
+    """Play one cell; what came of it, for the table."""
+    if fault.old is OLD_MODEL:
+        mend_old_release(ground)
+    old = ground.settle(**fault.old)
+    ground.configure(**fault.new)
+    ages = {old: "old", str(ground.age): "new", "none": "none"}
+    codes, answers = fault.ends(stage)
+    try:
+        with ground.holding(stage, **fault.hold) as process:
+            code = fault.strike(ground, process)
+            ground.release()
+            told, _ = process.communicate(timeout=150)
+            code = process.returncode if code is None else code
+        assert code in codes, f"exit {code}, not {sorted(codes)}\n{told}"
+        if "new" in answers and code == Exit.INTERNAL:
+            eventually(lambda: ages[ground.answer()] in answers)  # it is on its way up, and nobody stops it
+        answer = ages[ground.answer()]
+        assert answer in answers, f"{answer} answers, not {sorted(answers)}\n{told}"
+    finally:
+        fault.mend(ground)
+    if code != Exit.INTERNAL:  # else the killed run has left what the next one repairs
+        assert ground.trouble() == []
+        assert ground.launchers() == (answer != "none")
+    ground.serving = {"old": old, "new": str(ground.age), "none": "none"}[answer]
+    after = ""
+    if answer == "none" or code in (Exit.INTERNAL, Exit.INTERRUPTED):
+        ground.configure()
+        done = ground.deploy()
+        assert done.code == Exit.OK, f"the next plain deploy: {done}"
+        assert ground.answer() == str(ground.age)
+        assert ground.trouble() == []
+        assert ground.launchers() == 1
+        ground.serving = str(ground.age)
+        after = ", then deployed"
+    return f"{code}, {answer} serves{after}" if answer != "none" else f"{code}, nothing serves{after}"
