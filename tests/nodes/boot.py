@@ -122,7 +122,8 @@ def write_identity(root: str, spec: dict) -> None:
     write(f"{root}/etc/fstab", "")
     if not os.path.exists(f"{spec['disk']}/born"):
         write(f"{root}/etc/machine-id", f"{uuid.uuid4().hex}\n")
-        for leftover in ("var/lib/lamplighter", "var/log/journal"):
+        # of this machine's own services none may start in a node; what the node's own tests enable lies there too
+        for leftover in ("var/lib/lamplighter", "var/log/journal", "etc/systemd/system/multi-user.target.wants"):
             shutil.rmtree(f"{root}/{leftover}", ignore_errors=True)
         write(f"{spec['disk']}/born", "")
     for path, text in spec["files"].items():
@@ -133,6 +134,7 @@ def write_identity(root: str, spec: dict) -> None:
 
 
 def write_login(root: str, spec: dict) -> None:
+    drop_uid(f"{root}/etc/passwd", OPS)  # this machine may have a user of that number, whose home systemd would take
     add_line(f"{root}/etc/passwd", "ops", f"ops:x:{OPS}:{OPS}:node operator:/home/ops:/bin/bash")
     add_line(f"{root}/etc/group", "ops", f"ops:x:{OPS}:")
     add_line(f"{root}/etc/shadow", "ops", "ops:*:19000:0:99999:7:::")
@@ -168,8 +170,12 @@ def write_units(root: str) -> None:
     write(
         f"{units}/node.target",
         "[Unit]\nDescription=test node\nRequires=basic.target\n"
-        "Wants=ssh.service systemd-user-sessions.service dbus.service systemd-logind.service\n"
+        "Wants=ssh.service systemd-user-sessions.service dbus.service systemd-logind.service multi-user.target\n"
         "After=basic.target ssh.service\nAllowIsolate=yes\n",
+    )
+    write(  # without the services that this machine's own one pulls in
+        f"{units}/multi-user.target",
+        "[Unit]\nDescription=test node, services\nRequires=basic.target\nAfter=basic.target\nAllowIsolate=yes\n",
     )
     write(
         f"{units}/ssh.service.d/node.conf",
@@ -180,6 +186,12 @@ def write_units(root: str) -> None:
         unit = f"{units}/{name}.service"
         if not os.path.islink(unit):
             os.symlink("/dev/null", unit)
+
+
+def drop_uid(path: str, uid: int) -> None:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        kept = [line for line in file.read().splitlines() if line.split(":")[2:3] != [str(uid)]]
+    write(path, "\n".join(kept) + "\n", mode=None)
 
 
 def add_line(path: str, name: str, line: str) -> None:

@@ -64,7 +64,7 @@ def copy_of_templates(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["launch.sh", "pysite/sitecustomize.py"])
+@pytest.mark.parametrize("name", ["launch.sh", "pysite/sitecustomize.py", "server.service"])
 def test_the_incidents_server_renders_as_written_down(name: str) -> None:
     """A template or the example changed? Look at the difference, then run this with LAMPLIGHTER_GOLDEN=write."""
     gpu1 = load_inventory(PROJECT / "inventory", PROJECT / "roles").host("gpu1")
@@ -83,6 +83,7 @@ def test_files_and_modes() -> None:
         "launch.sh": 0o755,
         "pysite/sitecustomize.py": 0o644,
         "release.json": 0o644,
+        "server.service": 0o644,
     }
 
 
@@ -255,7 +256,7 @@ def test_the_other_scopes_name_the_file_and_leave_pythonpath_alone(scope: str) -
 
 def test_no_scope_means_exports_alone() -> None:
     built = release(sitecustomize={"scope": "none"})
-    assert set(built.files) == {"launch.sh", "release.json"}
+    assert "pysite/sitecustomize.py" not in built.files
     assert "pysite" not in built.files["launch.sh"].text
     assert "export NCCL_PROTO=LL" in built.files["launch.sh"].text
 
@@ -270,3 +271,15 @@ def test_nccl_is_made_to_talk_where_a_proof_is_asked_for() -> None:
     }
     ours = release(nccl_proof=True, env={"NCCL_DEBUG": "TRACE"}).manifest["server"]["env"]
     assert ours["NCCL_DEBUG"]["value"] == "TRACE"
+
+
+# -- the unit
+
+
+def test_a_detached_server_has_no_unit_and_a_role_may_write_its_own(tmp_path: Path) -> None:
+    assert "server.service" not in release(launcher="detached").files
+    copy = copy_of_templates(tmp_path)
+    own = copy / "roles" / "sglang" / "templates"
+    own.mkdir(parents=True)
+    (own / "server.service.j2").write_text("[Service]\nExecStart=/bin/sh @LAUNCH@\n# {{ name }}\n")
+    assert release(copy).files["server.service"].text == "[Service]\nExecStart=/bin/sh @LAUNCH@\n# kimi\n"

@@ -296,16 +296,20 @@ def _safe_place(home: ServerHome) -> str:
     """Return the server's directory, or a link to it where systemd could not express its name."""
     if _is_expressible(home.path):
         return home.path
-    above = "/var/lib" if os.geteuid() == 0 else os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".local/state")
-    if not _is_expressible(above):
-        raise LaunchFailed(f"systemd cannot express the path {above!r}: say launcher: detached")
-    name = hashlib.sha256(os.fsencode(home.path)).hexdigest()[:12]
-    links = os.path.join(above, "lamplighter-links")
+    links = links_directory()
+    if not _is_expressible(links):
+        raise LaunchFailed(f"systemd cannot express the path {links!r}: say launcher: detached")
     files.make_directory(links)
-    link = os.path.join(links, name)
+    link = os.path.join(links, hashlib.sha256(os.fsencode(home.path)).hexdigest()[:12])
     if not os.path.islink(link) or os.readlink(link) != home.path:
         files.point(link, home.path)
     return link
+
+
+def links_directory() -> str:
+    """Return where links to places with odd names lie."""
+    above = "/var/lib" if os.geteuid() == 0 else os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".local/state")
+    return os.path.join(above, "lamplighter-links")
 
 
 def _open_log(launch: LaunchFiles) -> int:

@@ -1,0 +1,164 @@
+"""The unit as text, and what is read from systemd: what needs no systemd. The rest is tested on real nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.act import launched, launcher, systemd
+from lamplighter.node.act.launched import ExitStatus, LaunchFailed, Order
+from lamplighter.node.act.systemd import Manager
+from lamplighter.node.layout import ServerHome
+from tests.node.living import PROJECT
+
+TEMPLATE = (PROJECT / "tests" / "unit" / "golden" / "kimi-server.service").read_text()
+
+
+def order_in(home: ServerHome, template: str = TEMPLATE) -> Order:
+    run = home.run("20260101T000000Z-abcdef")
+    release = home.release("0123456789ab")
+    os.makedirs(release.path, exist_ok=True)
+    os.makedirs(run.path, exist_ok=True)
+    Path(release.unit).write_text(template)
+    return Order("kimi", release, run.launch("new"), run.records, "/runner", run.run_id, "TERM", 30.0)
+
+
+def setting(text: str, name: str) -> str:
+    """The one line that sets ``name``."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name}=")]
+    return line.partition("=")[2]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> ServerHome:
+    return ServerHome(str(tmp_path / "root" / "servers" / "kimi"))
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manager:
+    """Our own manager, its directories below tmp_path, its systemctl never called."""
+    monkeypatch.setattr(Manager, "directory", str(tmp_path / "etc"))
+    monkeypatch.setattr(Manager, "runtime_directory", str(tmp_path / "run"))
+    (tmp_path / "etc").mkdir()
+    return systemd.our_manager()
+
+
+# ---------------------------------------------------------------------------------------------------------- its text
+
+
+def test_every_place_is_filled_in_and_comments_stay(home: ServerHome) -> None:
+    order = order_in(home)
+    text = systemd.unit_text(order, home, Manager(None), "no")
+    assert "@" not in "".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert "Words between @ are filled in" in text
+    assert setting(text, "Restart") == "no"
+    assert setting(text, "WantedBy") == "multi-user.target"
+    assert setting(systemd.unit_text(order, home, Manager(1001), "no"), "WantedBy") == "default.target"
+    assert setting(text, "KillSignal") == "SIGTERM"
+    assert setting(text, "KillMode") == "control-group"
+    assert float(setting(text, "TimeoutStopSec")) > 30
+    assert setting(text, "StandardOutput") == f"append:{order.launch.log}"
+    assert setting(text, "WorkingDirectory") == order.release.path
+    words = shlex.split(setting(text, "ExecStart"))
+    assert words[:2] == ["/usr/bin/env", "-i"]
+    assert f"LAMPLIGHTER_RECORDS={order.records}" in words
+    assert words[-2:] == ["/bin/sh", order.release.launch_script]
+
+
+def test_a_place_that_nobody_knows_is_an_error(home: ServerHome) -> None:
+    with pytest.raises(LaunchFailed, match="nothing is known of @MODEL@"):
+        systemd.unit_text(order_in(home, "[Service]\nExecStart=@MODEL@\n"), home, Manager(None), "no")
+
+
+@pytest.mark.parametrize(
+    ("word", "quoted"),
+    [
+        ("/a b", '"/a b"'),
+        ("100%", '"100%%"'),
+        ("$HOME ${x}", '"$$HOME $${x}"'),
+        ("a\"b'c\\d", '"a\\"b\'c\\\\d"'),
+        ("a\nb", '"a\\x0ab"'),
+        ("é", '"\\xc3\\xa9"'),
+        ("\udcff", '"\\xff"'),
+        (";", '";"'),
+    ],
+)
+def test_words_of_exec_lines(word: str, quoted: str) -> None:
+    assert systemd.quote(word) == quoted
+
+
+def test_a_percent_in_a_path_is_no_specifier(tmp_path: Path) -> None:
+    home = ServerHome(str(tmp_path / "50%h" / "servers" / "kimi"))
+    text = systemd.unit_text(order_in(home), home, Manager(None), "no")
+    assert "/50%%h/" in setting(text, "StandardOutput")
+    assert "/50%%h/" in setting(text, "WorkingDirectory")
+
+
+def test_a_path_that_no_unit_can_hold_goes_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = ServerHome(str(tmp_path / "a\nb" / "servers" / "kimi"))
+    links = tmp_path / "links"
+    monkeypatch.setattr(systemd, "links_directory", lambda: str(links))
+    text = systemd.unit_text(order_in(home), home, Manager(None), "no")
+    log = setting(text, "StandardOutput").partition(":")[2]
+    assert log.startswith(f"{links}/")
+    assert os.path.realpath(os.path.dirname(log)) == os.path.realpath(home.run("20260101T000000Z-abcdef").path)
+    assert len(os.listdir(links)) == 1
+    systemd.unit_text(order_in(home), home, Manager(None), "no")
+    assert len(os.listdir(links)) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ by other hands
+
+
+def test_an_edit_by_hand_is_noticed(home: ServerHome, manager: Manager) -> None:
+    os.makedirs(home.path)
+    assert systemd.edited_by_hand(home) is None
+    unit = systemd.unit_for("kimi")
+    path = Path(manager.directory) / unit.name
+    path.write_text("[Service]\nNice=1\n")
+    assert "nothing is known here of who made it" in (systemd.edited_by_hand(home) or "")
+    known = {"unit": unit.name, "manager_uid": unit.manager_uid, "text": "[Service]\nNice=1\n"}
+    Path(home.unit).write_text(json.dumps(known))
+    assert systemd.edited_by_hand(home) is None
+    path.write_text("[Service]\nNice=2\n")
+    assert systemd.edited_by_hand(home) == f"{unit.name}: -Nice=1; +Nice=2"
+
+
+# ----------------------------------------------------------------------------------------------------------- its end
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"result": "success", "code": "exited", "status": "0"}, ExitStatus(0, None)),
+        ({"result": "exit-code", "code": "exited", "status": "139"}, ExitStatus(139, None)),
+        ({"result": "signal", "code": "killed", "status": "KILL"}, ExitStatus(None, signal.SIGKILL)),
+        ({"result": "core-dump", "code": "dumped", "status": "SEGV"}, ExitStatus(None, signal.SIGSEGV)),
+        ({"result": "resources", "code": "", "status": ""}, ExitStatus(None, None)),
+        ({"code": 3, "signal": None, "t": 1.0}, ExitStatus(3, None)),
+        ({"code": None, "signal": 9, "t": 1.0}, ExitStatus(None, 9)),
+    ],
+)
+def test_both_kinds_of_exit_records(home: ServerHome, record: dict[str, object], expected: ExitStatus) -> None:
+    files = order_in(home).launch
+    Path(files.exit).write_text(json.dumps(record))
+    assert launched.read_exit(files) == expected
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "why_not", lambda: None)
+    assert [launcher.choose(word).kind for word in ("auto", "systemd", "detached")] == [
+        "systemd",
+        "systemd",
+        "detached",
+    ]
+    obstacle = systemd.Obstacle("PID 1 is something else", "do not")
+    monkeypatch.setattr(systemd, "why_not", lambda: obstacle)
+    assert launcher.choose("auto") == launcher.Choice("detached", "PID 1 is something else")
+    assert launcher.choose("systemd").obstacle == obstacle
+    assert launcher.choose("detached").obstacle is None
