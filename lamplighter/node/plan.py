@@ -8,11 +8,15 @@ from typing import Any, Optional, Union
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start."""
+    """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start.
+
+    ``stall``: silence that counts as a stall, in every phase; None: as the engine says for each.
+    """
 
     stop: float
     free: float
     ready: float
+    stall: Optional[float] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +64,12 @@ class Plan:
             launcher=data["launcher"],
             stale_policy=data["stale"]["policy"],
             stale_kill=tuple(data["stale"]["kill"]),
-            timeouts=Timeouts(float(timeouts["stop"]), float(timeouts["free"]), float(timeouts["ready"])),
+            timeouts=Timeouts(
+                float(timeouts["stop"]),
+                float(timeouts["free"]),
+                float(timeouts["ready"]),
+                None if isinstance(timeouts.get("stall", ""), str) else float(timeouts["stall"]),
+            ),
             keep_releases=int(data["keep_releases"]),
             gpus_unified=data["gpus_unified"],
             on_confirm_failure=data.get("on_confirm_failure", "keep"),  # releases of 0.1 do not say

@@ -1,138 +1,93 @@
-"""Watching a server's start until it is ready, dead, or out of time.
+"""Watching a server's start until it is ready, dead, stalled, or out of time.
 
 Ready means that it answered a question: our process is alive, our group owns the port, the model is the right one by
 the engine's own rule, and one token was generated. Log lines only tell the phase: a ready line can lie (another server
 on the port answers the warm-up), and ``/v1/models`` answers long before the model can.
+
+One loop over the ends of processes, the log, HTTP and samples of the GPUs; whatever may take long (questions,
+nvidia-smi) has a thread of its own. Reads only. Watching is cheap, however fast the log grows: a flood is read at a
+fifth of one CPU, and what cannot be kept up with is skipped, and said to be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import queue
+import re
 import select
-import threading
 import time
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from lamplighter.node import estimate
 from lamplighter.node.act import launcher
 from lamplighter.node.act.launcher import ExitStatus, Launched, read_exit
+from lamplighter.node.estimate import Start
+from lamplighter.node.events import PHASES
 from lamplighter.node.layout import LaunchFiles
-from lamplighter.node.observe import http, ports, processes
-from lamplighter.node.observe.logwatch import Diagnosis, LogWatch
+from lamplighter.node.observe import ports, processes
+from lamplighter.node.observe.logfile import READ_BYTES, LogFile
+from lamplighter.node.observe.logwatch import Diagnosis, LogEvent, LogWatch
+from lamplighter.node.observe.vitals import GpuSampler, Stall, StallClock
 from lamplighter.node.plan import Plan
+from lamplighter.node.probe import (
+    HEALTH_PAUSE_SECONDS,
+    PROBE_PAUSE_SECONDS,
+    PROBE_SECONDS,
+    Answer,
+    Asker,
+    Port,
+    ask,
+    ask_health,
+    who_answers,
+)
 
 POLL_SECONDS = 0.05
-PROBE_PAUSE_SECONDS = 0.1
-PROBE_SECONDS = 120.0
+PORT_SECONDS = 0.1
+#: How often the processes are listed, in the first minute of a start and later.
+MEMBERS_SECONDS, MEMBERS_LATER_SECONDS = 1.0, 3.0
+VITALS_SECONDS = 2.0
+#: A piece of log that took t to read is followed by a pause of this many t.
+PAUSE_FACTOR = 4.0
 #: After the main process died its ranks may still be writing; the first cause may be among their last lines.
-SETTLE_SECONDS = 0.5
-READ_BYTES = 1 << 20
+QUIET_SECONDS = 0.5
+DRAIN_SECONDS = 3.0
+#: When the engine says nothing about it: how long the first cause may come after the first sign of failure.
+SETTLE_SECONDS = 5.0
+#: However busy the other ranks are after a fatal line, the verdict is not put off for longer.
+LONGEST_SETTLE_SECONDS = 60.0
+#: So many times in a row must the engine say after its ready line that it is unwell.
+VETOES = 2
+TAIL_LINES = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """It answered: wall clock seconds of the first generated token's arrival, and seconds since the launch."""
+    """It answered: wall clock seconds of the first generated token's arrival, and seconds since the launch.
+
+    ``warnings`` are (line, hint) of what a person should know all the same, ``{server}`` in hints its name.
+    """
 
     answered_at: float
     seconds: float
+    phases: Mapping[str, float]
+    measures: Mapping[str, float]
+    warnings: Tuple[Tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class NotReady:
-    """It did not become ready. ``crashed`` tells death from time-out."""
+    """It did not become ready. ``crashed`` tells death from time-out.
+
+    ``since`` is the launch in seconds of the monotonic clock, ``own_pids`` all processes that were ever seen.
+    """
 
     crashed: bool
     message: str
     diagnosis: Diagnosis
     log_tail: tuple[str, ...]
-
-
-class LogFile:
-    """Reads what a growing file gains."""
-
-    def __init__(self, path: str, offset: int = 0) -> None:
-        self._path = path
-        self._offset = offset
-
-    def new(self) -> bytes:
-        """Return at most READ_BYTES not yet seen. A file that shrank is read from its start."""
-        try:
-            with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0
-                file.seek(self._offset)
-                data = file.read(READ_BYTES)
-        except OSError:
-            return b""
-        self._offset += len(data)
-        return data
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What one round of questions gave: ``ok``, or ``trouble``; ``is_wrong_model`` says that waiting is no use."""
-
-    ok: bool
-    trouble: str = ""
-    is_wrong_model: bool = False
-
-
-def ask(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str], timeout: float) -> Answer:
-    """Ask the server on the port for its model and for one token; the identity rule is the engine's."""
-    host = ports.probe_host(plan.host)
-    server = {"served_name": plan.served_name, "model": plan.model}
-    by_reply = (engine.get("identity") or {}).get("source") == "reply"
-    try:
-        if not by_reply:
-            match = http.identity_matches(
-                engine, server, http.models(engine, host, plan.port, timeout, api_key=api_key)
-            )
-            if not match:
-                return Answer(False, match.message, is_wrong_model=bool(match.found))
-        generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key)
-    except http.HttpFailed as failed:
-        return Answer(False, failed.reason)
-    if not generation.ok:
-        return Answer(False, generation.error)
-    if by_reply:
-        match = http.identity_matches(engine, server, generation.reply)
-        return Answer(match.ok, "" if match.ok else match.message, is_wrong_model=not match.ok)
-    return Answer(True)
-
-
-class Probe:
-    """Asks in a thread of its own: a first answer may take many seconds, and a death must be noticed meanwhile."""
-
-    def __init__(self, plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) -> None:
-        self._plan = plan
-        self._engine = engine
-        self._api_key = api_key
-        self._answers: queue.Queue[Answer] = queue.Queue()
-        self._is_asking = False
-        self._next_at = 0.0
-        self.last = Answer(False)
-
-    def ask(self) -> None:
-        """Start a round of questions unless one is under way."""
-        if not self._is_asking and time.monotonic() >= self._next_at:
-            self._is_asking = True
-            threading.Thread(target=self._question, daemon=True).start()
-
-    def poll(self) -> Answer:
-        """Return the newest answer; without one yet, one that is not ok."""
-        with contextlib.suppress(queue.Empty):
-            self.last = self._answers.get_nowait()
-            self._is_asking = False
-            self._next_at = time.monotonic() + PROBE_PAUSE_SECONDS
-        return self.last
-
-    def _question(self) -> None:
-        try:
-            self._answers.put(ask(self._plan, self._engine, self._api_key, PROBE_SECONDS))
-        except Exception as error:
-            self._answers.put(Answer(False, f"the probe failed: {type(error).__name__}: {error}"))
+    status: Optional[ExitStatus] = None
+    since: float = 0.0
+    own_pids: frozenset[int] = frozenset()
 
 
 def watch(
@@ -143,102 +98,424 @@ def watch(
     api_key: Optional[str],
     progress: Callable[..., None],
     heed: Callable[[], None] = lambda: None,
+    *,
+    uuids: Sequence[str] = (),
+    starts: Sequence[Start] = (),
 ) -> Ready | NotReady:
-    """Wait until the launched server is ready, has died, or ``plan.timeouts.ready`` seconds are over. Reads only.
+    """Wait until the launched server is ready, has died or stalled, or ``plan.timeouts.ready`` seconds are over.
 
-    ``heed`` is called in every round; what it raises ends the watch.
+    ``heed`` is called in every round; what it raises ends the watch. ``uuids``: GPUs whose memory is followed;
+    ``starts``: earlier ones, for an estimate.
     """
-    log = LogFile(launch.log, launched.log_from)
-    watched = LogWatch(engine, plan.engine_version)
-    probe = Probe(plan, engine, api_key)
-    began = time.monotonic()
-    handle = processes.Handle.open(launched.main)
-    told = _Teller(progress, began)
-    try:
+    with contextlib.closing(_Watch(plan, engine, launch, launched, api_key, progress, uuids, starts)) as watching:
         while True:
             heed()
-            told.tell(watched, watched.feed(log.new()))
-            if handle is None or handle.exited():
-                return _dead(log, watched, launch)
-            if time.monotonic() - began > plan.timeouts.ready:
-                return _late(plan, watched, probe)
-            if _owns_port(plan, launched):
-                answer = probe.poll()
-                if answer.ok:
-                    return Ready(time.time(), round(time.monotonic() - began, 3))
-                if answer.is_wrong_model:
-                    return _not_ready(watched, f"the server answers, but {answer.trouble}")
-                probe.ask()
-            select.select([handle.fileno()], [], [], POLL_SECONDS)
-    finally:
-        if handle is not None:
+            verdict = watching.look(time.monotonic())
+            if verdict is not None:
+                return verdict
+            watching.wait()
+
+
+class _Watch:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Mapping[str, Any],
+        launch: LaunchFiles,
+        launched: Launched,
+        api_key: Optional[str],
+        progress: Callable[..., None],
+        uuids: Sequence[str],
+        starts: Sequence[Start],
+    ) -> None:
+        now = time.monotonic()
+        self.plan, self.engine, self.launch, self.launched = plan, engine, launch, launched
+        self.began = now
+        self.settle = float(engine.get("settle") or SETTLE_SECONDS)
+        self.log = LogFile(launch.log, launched.log_from)
+        self.watched = LogWatch(engine, plan.engine_version)
+        self.main = processes.Handle.open(launched.main)
+        self.crew = _Crew(engine, launched)
+        self.gpus = GpuSampler(uuids)
+        self.stall = StallClock(engine, plan.timeouts.stall, now)
+        self.probe = Asker(lambda: ask(plan, engine, api_key, PROBE_SECONDS), PROBE_PAUSE_SECONDS)
+        self.health: Optional[Asker] = None
+        if engine.get("health"):
+            self.health = Asker(lambda: ask_health(plan, engine, api_key), HEALTH_PAUSE_SECONDS)
+        self.hide = _Hider(api_key)
+        self.teller = _Teller(progress, self.hide, starts, now)
+        self.port = Port(False, ())
+        self._inodes: frozenset[int] = frozenset()
+        self._ours_since = 0.0
+        self._fatal_at: Optional[float] = None
+        self._moved_at = now
+        self._ready_line_at: Optional[float] = None
+        self._vetoes = 0
+        self._due: Dict[str, float] = {}
+
+    # -- one round
+
+    def look(self, now: float) -> Optional[Ready | NotReady]:
+        """Take in all news, then judge: death first, life last."""
+        self._read_log(now)
+        if self._is_due("members", MEMBERS_SECONDS if now - self.began < 60 else MEMBERS_LATER_SECONDS, now):
+            self.crew.look()
+            self.watched.own_pids.update(self.crew.pids)
+        vitals = min(VITALS_SECONDS, self.stall.limit(self._phase) / 4)
+        if self._is_due("vitals", vitals, now):
+            self.stall.note_work(self.crew.pids, now)
+        if self.gpus.poll():
+            self.stall.note_memory(self.gpus.used_mib, now)
+        self.teller.tell(self.watched, self.gpus.latest, now)
+        for judge in (self._death, self._worker_death, self._fatal_line, self._answers, self._silence):
+            verdict = judge(now)
+            if verdict is not None:
+                return verdict
+        return None
+
+    def wait(self) -> None:
+        """Sleep until something ends or answers, POLL_SECONDS at most."""
+        poller = select.poll()
+        for each in (self.main, self.probe, self.health, *self.crew.handles()):
+            if each is not None:
+                poller.register(each.fileno(), select.POLLIN)
+        poller.poll(POLL_SECONDS * 1000)
+
+    def close(self) -> None:
+        self.log.close()
+        self.gpus.close()
+        self.crew.close()
+        for each in (self.main, self.probe, self.health):
+            if each is not None:
+                each.close()
+
+    @property
+    def _phase(self) -> str:
+        return self.watched.phase or "boot"
+
+    def _is_due(self, what: str, pause: float, now: float) -> bool:
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + pause
+        return True
+
+    def _read_log(self, now: float) -> None:
+        if now < self._due.get("log", 0.0):
+            return
+        before, skipped = time.thread_time(), self.log.skipped
+        data = self.log.new()
+        if not data:
+            return
+        if self.log.skipped > skipped:
+            self.watched.forget_partial()
+        self._take(self.watched.feed(data, at=now), now)
+        if len(data) >= READ_BYTES // 2:  # a flood: others need this node's CPUs more than we do
+            self._due["log"] = time.monotonic() + PAUSE_FACTOR * (time.thread_time() - before)
+
+    def _take(self, news: List[LogEvent], now: float) -> None:
+        self.stall.note_log(self.watched, now)
+        for event in news:
+            if event.kind in ("phase", "percent"):
+                self._moved_at = now
+            elif event.kind == "ready_line" and self._ready_line_at is None:
+                self._ready_line_at = now
+
+    # -- verdicts
+
+    def _death(self, now: float) -> Optional[NotReady]:
+        if self.main is not None and not self.main.exited():
+            return None
+        self._drain(QUIET_SECONDS)
+        status = read_exit(self.launch, wait=1.0)
+        how = str(status) if status is not None else "exit status unknown"
+        return self._not_ready(True, f"the server died in phase {self._phase} ({how})", "crashed", status=status)
+
+    def _worker_death(self, now: float) -> Optional[NotReady]:
+        """A worker that the engine needs is gone: give the launcher time to say why, and to end by itself."""
+        dead = self.crew.dead
+        if dead is None or now - dead.at < self.settle:
+            return None
+        message = f"{dead.title} (pid {dead.pid}) died in phase {self._phase}, and the launcher goes on without it"
+        return self._not_ready(True, message, "worker_died", f"{dead.title} (pid {dead.pid}) is gone")
+
+    def _fatal_line(self, now: float) -> Optional[NotReady]:
+        """A failure that no server survives: the first cause over all ranks is in the log soon."""
+        if not self.watched.is_fatal:
+            self._fatal_at = None
+            return None
+        if self._fatal_at is None:
+            self._fatal_at = now
+        is_quiet = now - max(self._fatal_at, self._moved_at) >= self.settle
+        if not is_quiet and now - self._fatal_at < LONGEST_SETTLE_SECONDS:
+            return None
+        return self._not_ready(True, f"the server failed in phase {self._phase}, and hangs on", "crashed")
+
+    def _answers(self, now: float) -> Optional[Ready | NotReady]:
+        if self._is_due("port", PORT_SECONDS, now):
+            self._look_at_port(now)
+        if self.health is not None and self.health.poll() and self._ready_line_at is not None:
+            said = self.health.last
+            self._vetoes = self._vetoes + 1 if not said.ok and said.asked_at >= self._ready_line_at else 0
+            if self._vetoes >= VETOES and not self.probe.last.ok:
+                message = f"it says that it is ready, and then that it is unwell: {said.trouble}"
+                return self._not_ready(False, message, "engine_hung", said.trouble)
+        if self.probe.poll():
+            verdict = self._judge_answer(self.probe.last, now)
+            if verdict is not None:
+                return verdict
+        if not self.port.ours:
+            return self._someone_else(now)
+        self.probe.ask()
+        if self.health is not None:
+            self.health.ask()
+        return None
+
+    def _judge_answer(self, answer: Answer, now: float) -> Optional[Ready | NotReady]:
+        if not self.port.ours or answer.asked_at < self._ours_since:
+            return None  # whoever answered, it was not proven to be ours
+        if answer.is_wrong_model:
+            return self._not_ready(False, f"the server answers, but {answer.trouble}", "wrong_model", answer.trouble)
+        if answer.is_refused:
+            message = f"the server does not take our API key: {answer.trouble}"
+            return self._not_ready(False, message, "api_key", answer.trouble)
+        if not answer.ok or self._vetoes:
+            return None
+        self._look_at_port(now, anew=True)
+        if not self.port.ours or (self.main is not None and self.main.exited()):
+            return None
+        self._read_log(time.monotonic())
+        return self._ready(answer)
+
+    def _ready(self, answer: Answer) -> Ready:
+        behind = time.monotonic() - answer.at
+        found = self.watched
+        warnings = [(self.hide(line), found.hint(name)) for name, line in found.warnings.items()]
+        if self.log.skipped:
+            warnings.append(
+                (_skipped(self.log.skipped), "a server that writes so much fills the disk: lower its log level")
+            )
+        phases = {each.phase: each.seconds for each in found.diagnosis().phases if each.seconds is not None}
+        return Ready(
+            time.time() - behind, round(answer.at - self.began, 3), phases, dict(found.measures), tuple(warnings)
+        )
+
+    def _someone_else(self, now: float) -> Optional[NotReady]:
+        """The ready line is out, and the port is another's: the warm-up, and every probe, asked that one."""
+        if self._ready_line_at is None or not self.port.others or now - self._ready_line_at < self.settle:
+            return None
+        message = f"it says that it is ready, but port {self.plan.port} is answered by {self.port}"
+        return self._not_ready(False, message, "port_in_use", f"port {self.plan.port}: {self.port}")
+
+    def _look_at_port(self, now: float, *, anew: bool = False) -> None:
+        """Whose the port is costs a look at every process: it is asked again when the sockets have changed."""
+        inodes = ports.listening_inodes(self.plan.port)
+        is_settled = inodes == self._inodes and (self.port.ours or not inodes)
+        if not anew and is_settled:
+            return
+        if not anew and inodes == self._inodes and not self._is_due("owner", 1.0, now):
+            return
+        was_ours, self._inodes = self.port.ours, inodes
+        self.port = who_answers(self.plan, self._members) if inodes else Port(False, ())
+        if self.port.ours and not was_ours:
+            self._ours_since = now
+
+    def _members(self) -> List[int]:
+        found = {process.pid for process in launcher.members(self.launched, processes.processes())}
+        return [*found, *processes.session_pids(self.launched.main.pid)]
+
+    def _silence(self, now: float) -> Optional[NotReady]:
+        spent = now - self.began
+        stall = self.stall.look(self._phase, now)
+        if stall is None and spent <= self.plan.timeouts.ready:
+            return None
+        sign = self.stall.last
+        last = f"last sign of life {now - sign.at:.0f} s ago: {self.hide(sign.what)}"
+        trouble = f"; the last probe: {self.probe.last.trouble}" if self.probe.last.trouble else ""
+        if stall is None:
+            message = f"not ready after {self.plan.timeouts.ready:.0f} s, in phase {self._phase}; {last}{trouble}"
+            return self._not_ready(False, message, "timeout", hint="raise servers.{server}.timeouts.ready")
+        busy = ", though its CPUs are busy" if stall.is_spinning else ""
+        slowest = self.watched.slowest
+        if slowest is not None and slowest[1] != stall.phase and stall.phase not in ("http", "warmup", "ready"):
+            busy += f", rank {slowest[0]} is still in {slowest[1]}"
+        message = f"stalled in phase {stall.phase}: no progress for {stall.seconds:.0f} s{busy}; {last}{trouble}"
+        return self._not_ready(False, message, "stalled", hint=_hint_for_stall(stall))
+
+    def _not_ready(
+        self,
+        crashed: bool,
+        message: str,
+        cause: str,
+        evidence: str = "",
+        *,
+        hint: str = "",
+        status: Optional[ExitStatus] = None,
+    ) -> NotReady:
+        """Our own ``cause`` stands where the log has none of its own."""
+        self._drain(0.0)
+        found = self.watched.diagnosis(exited=crashed)
+        if found.cause is None or cause in ("port_in_use", "wrong_model", "api_key"):
+            own = found.cause != cause
+            found = dataclasses.replace(
+                found,
+                outcome="failed",
+                cause=cause,
+                evidence=(evidence or found.evidence) if own else found.evidence,
+                hint=hint or found.hint or self.watched.hint_of(cause),
+            )
+        if self.log.skipped:
+            message += f" ({_skipped(self.log.skipped)})"
+        return NotReady(
+            crashed,
+            self.hide(message),
+            dataclasses.replace(found, phase=self._phase, evidence=self.hide(found.evidence)),
+            tuple(map(self.hide, self.watched.tail(TAIL_LINES))),
+            status,
+            self.began,
+            frozenset(self.crew.ever),
+        )
+
+    def _drain(self, quiet_seconds: float) -> None:
+        """Read the log to its end; while processes of the server live, until it has been quiet for a while."""
+        end = time.monotonic() + DRAIN_SECONDS
+        quiet_until = time.monotonic() + quiet_seconds
+        while time.monotonic() < end:
+            is_over = quiet_seconds == 0 or not processes.session_pids(self.launched.main.pid)
+            data = self.log.new()
+            if data:
+                self._take(self.watched.feed(data, at=time.monotonic()), time.monotonic())
+                quiet_until = time.monotonic() + quiet_seconds
+            elif is_over or time.monotonic() >= quiet_until:
+                break
+            else:
+                time.sleep(0.02)
+        self.watched.finish()
+
+
+def _skipped(count: int) -> str:
+    return f"{count >> 20} MiB of its log were written too fast to be read, and were skipped"
+
+
+def _hint_for_stall(stall: Stall) -> str:
+    longer = "raise servers.{server}.timeouts.stall if it is only slow"
+    if stall.phase == "weights":
+        return f"see how fast the storage under servers.{{server}}.model reads; {longer}"
+    if stall.phase in ("distributed", "graphs", "warmup"):
+        return f"a rank hangs: on PCIe machines try NCCL_P2P_DISABLE: 1 under servers.{{server}}.env; {longer}"
+    return f"look with py-spy what its processes do; {longer}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gone:
+    """A needed worker that has exited."""
+
+    pid: int
+    title: str
+    at: float
+
+
+class _Crew:
+    """The server's processes as they come and go; those that the engine needs are held by pidfd."""
+
+    def __init__(self, engine: Mapping[str, Any], launched: Launched) -> None:
+        looks = engine.get("processes") or {}
+        self._needed = [re.compile(pattern) for pattern in looks.get("needed_workers", ())]
+        self._main = launched.main.pid
+        self._held: Dict[int, Tuple[processes.Handle, str]] = {}
+        self.pids: Tuple[int, ...] = ()
+        self.ever: set[int] = {self._main}
+        self._dead: Optional[_Gone] = None
+
+    def look(self) -> None:
+        """List them anew. A title comes late, so those without a known one are looked at each time."""
+        self.pids = processes.session_pids(self._main)
+        self.ever.update(self.pids)
+        if not self._needed:
+            return
+        for pid in self.pids:
+            if pid == self._main or pid in self._held:
+                continue
+            process = processes.read_process(pid)
+            if process is None or not any(pattern.search(process.title) for pattern in self._needed):
+                continue
+            with contextlib.suppress(OSError):  # out of descriptors: its death is then only seen in the log
+                handle = processes.Handle.open(process.identity)
+                if handle is not None:
+                    self._held[pid] = (handle, process.title)
+
+    @property
+    def dead(self) -> Optional[_Gone]:
+        """The first needed worker that was seen to have exited."""
+        for pid, (handle, title) in list(self._held.items()):
+            if handle.exited():
+                handle.close()
+                del self._held[pid]
+                if self._dead is None:
+                    self._dead = _Gone(pid, title, time.monotonic())
+        return self._dead
+
+    def handles(self) -> List[processes.Handle]:
+        return [handle for handle, _ in self._held.values()]
+
+    def close(self) -> None:
+        for handle in self.handles():
             handle.close()
 
 
-def _owns_port(plan: Plan, launched: Launched) -> bool:
-    listening = ports.listeners(plan.port)
-    if not listening:
-        return False
-    ours = {process.pid for process in launcher.members(launched, processes.processes())}
-    return any(ours & set(listener.pids) for listener in listening)
+class _Hider:
+    """Takes the API key out of whatever is said: servers print their arguments."""
 
+    def __init__(self, api_key: Optional[str]) -> None:
+        self._key = api_key if api_key and len(api_key) >= 4 else None
 
-def _dead(log: LogFile, watched: LogWatch, launch: LaunchFiles) -> NotReady:
-    status = read_exit(launch, wait=1.0)
-    _drain(log, watched)
-    diagnosis = watched.diagnosis(exited=True)
-    return NotReady(True, _death_sentence(status, diagnosis), diagnosis, tuple(watched.tail(15)))
-
-
-def _drain(log: LogFile, watched: LogWatch) -> None:
-    quiet_until = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < quiet_until:
-        data = log.new()
-        if data:
-            watched.feed(data)
-        else:
-            time.sleep(0.02)
-    watched.finish()
-
-
-def _death_sentence(status: Optional[ExitStatus], diagnosis: Diagnosis) -> str:
-    how = str(status) if status is not None else "exit status unknown"
-    return f"the server died in phase {diagnosis.phase or 'boot'} ({how})"
-
-
-def _not_ready(watched: LogWatch, message: str) -> NotReady:
-    watched.finish()
-    return NotReady(False, message, watched.diagnosis(exited=False), tuple(watched.tail(15)))
-
-
-def _late(plan: Plan, watched: LogWatch, probe: Probe) -> NotReady:
-    last = f"; last line: {watched.last_line}" if watched.last_line else "; it has written nothing"
-    trouble = f"; the last probe: {probe.last.trouble}" if probe.last.trouble else ""
-    phase = watched.phase or "boot"
-    return _not_ready(watched, f"not ready after {plan.timeouts.ready:.0f} s, in phase {phase}{trouble}{last}")
+    def __call__(self, text: str) -> str:
+        return text.replace(self._key, "******") if self._key else text
 
 
 class _Teller:
-    """Turns log events into progress: each change of phase, each new percent, and the last line now and then."""
+    """Turns news into progress: each change of phase, each new percent, the last line and the GPUs now and then."""
 
-    def __init__(self, progress: Callable[..., None], began: float) -> None:
+    def __init__(
+        self, progress: Callable[..., None], hide: Callable[[str], str], starts: Sequence[Start], began: float
+    ) -> None:
         self._progress = progress
+        self._hide = hide
+        self._starts = starts
         self._began = began
-        self._last: tuple[Any, ...] = ()
+        self._phase, self._phase_since = "boot", began
+        self._state: Tuple[Any, ...] = (None, "", ())
+        self._gpus: Tuple[Any, ...] = ()
         self._last_at = 0.0
 
-    def tell(self, watched: LogWatch, news: list[Any]) -> None:
-        if not news:
-            return
-        now = time.monotonic()
-        state = (watched.phase, None if watched.percent is None else int(watched.percent))
-        if state == self._last and now - self._last_at < 1.0:
-            return
-        self._last, self._last_at = state, now
-        self._progress(
-            watched.phase or "boot",
-            phase=watched.phase or "boot",
-            percent=watched.percent,
-            line=watched.last_line,
-            elapsed=round(now - self._began, 1),
-        )
+    def tell(self, watched: LogWatch, gpus: Tuple[Any, ...], now: float) -> None:
+        phase = watched.phase or "boot"
+        state = (None if watched.percent is None else int(watched.percent), watched.last_line, gpus)
+        if phase != self._phase:
+            self._phase, self._phase_since = phase, now
+        elif state == self._state or now - self._last_at < (0.2 if state[0] != self._state[0] else 1.0):
+            return  # a bar may move a thousand times a second
+        self._state, self._gpus, self._last_at = state, gpus, now
+        self._progress(phase, phase=phase, **self._fields(watched, phase, now))
+
+    def _fields(self, watched: LogWatch, phase: str, now: float) -> Dict[str, Any]:
+        fields: Dict[str, Any] = {
+            "percent": watched.percent,
+            "line": self._hide(watched.last_line[:400]),
+            "elapsed": round(now - self._began, 1),
+        }
+        slowest = watched.slowest
+        if slowest is not None and len(set(watched.ranks.values())) > 1:
+            fields["rank"] = slowest[0]
+            fields["ranks"] = {str(rank): watched.ranks[rank] for rank in sorted(watched.ranks)[:16]}
+        if self._gpus:
+            fields["gpus"] = [
+                {"index": gpu.index, "used_mib": gpu.used_mib, "total_mib": gpu.total_mib} for gpu in self._gpus
+            ]
+        spent = now - self._phase_since
+        left = estimate.remaining(self._starts, phase, spent)
+        if left is not None and phase in PHASES:
+            fields["eta"] = list(left)
+            ends = estimate.phase_remaining(self._starts, phase, spent)
+            if ends is not None:
+                fields["phase_eta"] = list(ends)
+        return fields

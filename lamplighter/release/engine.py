@@ -37,7 +37,7 @@ FILE = "engine.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers", "stopping",
-    "benign", "failures",
+    "benign", "idle", "warnings", "failures",
 )  # fmt: skip
 #: What an engine must say, itself or through the file it extends.
 NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
@@ -324,6 +324,14 @@ class _Health(_Part):
 class _Processes(_Part):
     titles: Regexes = ()
     entry_points: Regexes = ()
+    needed_workers: Regexes = ()
+    kills_itself: StrictBool = False
+
+
+class _Warning(_Part):
+    id: Cause
+    patterns: Annotated[Regexes, Field(min_length=1)]
+    hint: Hint = ""
 
 
 class _Stop(_Part):
@@ -342,6 +350,7 @@ class _File(_Part):
     distribution: StrictStr | None = None
     launch: _Launch | None = None
     api_key_flag: StrictStr | None = None
+    api_key_env: StrictStr | None = None
     identity: _Identity | None = None
     generate: _Generate | None = None
     health: _Health | None = None
@@ -359,6 +368,10 @@ class _File(_Part):
     error: Regexes = ()
     chain: Regexes = ()
     settle: Seconds | None = None
+    stall: dict[Phase, Seconds] = {}
+    idle: Regexes = ()
+    warnings: tuple[_Warning, ...] = ()
+    measures: dict[Cause, tuple[Annotated[Regex, _naming("value")], ...]] = {}
     quiet: Regexes = ()
     consequences: Regexes = ()
     wrappers: Regexes = ()

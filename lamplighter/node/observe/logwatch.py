@@ -172,6 +172,11 @@ class LogWatch:
         self.percent: Optional[float] = None
         self.last_line = ""
         self.ranks: Dict[int, str] = {}
+        #: Lines that show the server at work: not those that our own questions, or mere waiting, leave in the log.
+        self.lines_of_work = 0
+        #: What a server says of itself, and what of it a person should know although it got ready: the first of each.
+        self.measures: Dict[str, float] = {}
+        self.warnings: Dict[str, str] = {}
         self._rules = _Rules(engine)
         self._partial = bytearray()
         self._continued = False
@@ -238,6 +243,29 @@ class LogWatch:
             return None
         rank = min(self.ranks, key=lambda each: (PHASES.index(self.ranks[each]), each))
         return rank, self.ranks[rank]
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the log shows a failure that no server survives, before it is ready, whatever its processes do."""
+        if self._is_ready:
+            return False
+        findings = self._before
+        strong = (each for each in self._candidates(findings) if not each.is_quiet and not each.signature.survivable)
+        return findings.wrapper is not None or any(strong)
+
+    def hint_of(self, cause: str) -> str:
+        """The next step that the engine has for a cause, "" without one; ``{server}`` stands for the server's name."""
+        return self._rules.hints.get(cause, "")
+
+    def forget_partial(self) -> None:
+        """Drop the line begun: the rest of it will not come, since part of the log was skipped."""
+        self._partial.clear()
+        self._continued = False
+        self._closely = 0
+
+    def hint(self, warning: str) -> str:
+        """The next step for one of ``warnings``, in which ``{server}`` stands for the server's name."""
+        return self._rules.warning_hints.get(warning, "")
 
     @property
     def buffered(self) -> int:
@@ -309,7 +337,7 @@ class LogWatch:
         Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
         flood of such lines costs next to nothing.
         """
-        stage = (self._is_ready, self._is_early, len(self._done))
+        stage = (self._is_ready, self._is_early, len(self._done) + len(self.warnings) + len(self.measures))
         if stage != self._stage:
             self._stage = stage
             self._dull.clear()
@@ -327,6 +355,10 @@ class LogWatch:
 
     def _is_wanted(self, interest: _Interest) -> bool:
         if self._is_ready and interest.only_before_ready:
+            return False
+        if interest.kind == _WARNING and interest.name in self.warnings:
+            return False
+        if interest.kind == _MEASURE and interest.name in self.measures:
             return False
         signature = interest.signature
         return signature is None or not (signature.index in self._done or (signature.early and not self._is_early))
@@ -367,6 +399,8 @@ class LogWatch:
                 self._tail.pop()
             self._tail.append(text)
             self.last_line = text
+            if not self._rules.is_idle(text):
+                self.lines_of_work += 1
             self._bar_open = end == b"\r"
         elif end == b"\n":
             self._bar_open = False
@@ -401,10 +435,17 @@ class LogWatch:
         if not self._is_ready:
             self._mark_phase(segment, by_kind[_PHASE])
             self._mark_percent(segment, by_kind[_PERCENT])
+        for each in by_kind[_MEASURE]:
+            match = each.regex.search(segment.text)
+            if match is not None and each.name not in self.measures:
+                self.measures[each.name] = float(match.group("value").replace(",", ""))
         if self._rules.is_benign(segment.text):
             return
         findings = self._after if self._is_ready else self._before
         place = _Place(self._order, self._line, _around(segment.text, 0), rank)
+        for each in by_kind[_WARNING]:
+            if each.name not in self.warnings and each.regex.search(segment.text):
+                self.warnings[each.name] = place.text
         for each in by_kind[_STOPPING]:
             if each.regex.search(segment.text):
                 findings.stopping = True
@@ -836,7 +877,7 @@ class _Clock:
 
 # -- the wording, made ready for searching
 
-_PHASE, _PERCENT, _FAILURE, _WRAPPER, _CONTEXT, _HEAD, _CHAIN, _STOPPING, _PID = range(9)
+_PHASE, _PERCENT, _FAILURE, _WRAPPER, _CONTEXT, _HEAD, _CHAIN, _STOPPING, _PID, _WARNING, _MEASURE = range(11)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -869,6 +910,14 @@ class _Rules:
         self._errors = [re.compile(each) for each in engine.get("error", ())]
         self._benign = _Needed(engine.get("benign", ()))
         self._quiet = _Needed(engine.get("quiet", ()))
+        self._idle = _Needed(engine.get("idle", ()))
+        self.warning_hints = {entry["id"]: str(entry.get("hint", "")) for entry in engine.get("warnings", ())}
+        for entry in engine.get("warnings", ()):
+            for pattern in entry["patterns"]:
+                self._add(_WARNING, pattern, entry["id"])
+        for name, patterns in (engine.get("measures") or {}).items():
+            for pattern in patterns:
+                self._add(_MEASURE, pattern, name)
         self._never = _Needed([*engine.get("consequences", ()), *engine.get("wrappers", ())])
         for phase in engine.get("phases", ()):
             for pattern in phase["patterns"]:
@@ -936,6 +985,9 @@ class _Rules:
 
     def is_benign(self, text: str) -> bool:
         return self._benign.any_in(text)
+
+    def is_idle(self, text: str) -> bool:
+        return self._idle.any_in(text)
 
     def is_quiet(self, text: str) -> bool:
         return self._quiet.any_in(text)

@@ -15,7 +15,7 @@ import re
 import socket
 import sys
 from dataclasses import dataclass
-from typing import Collection, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
 from lamplighter.node.observe import processes
 
@@ -55,9 +55,25 @@ def listeners(port: Optional[int] = None) -> Tuple[Listener, ...]:
     return _with_owners(socket_ for socket_ in _sockets() if socket_.state == _LISTEN and port in (None, socket_.port))
 
 
+def listening_inodes(port: int) -> FrozenSet[int]:
+    """Name the sockets that listen on ``port``, without asking whose they are: cheap enough to ask all the time."""
+    return frozenset(socket_.inode for socket_ in _sockets() if socket_.state == _LISTEN and socket_.port == port)
+
+
 def listening(pids: Collection[int]) -> Tuple[Listener, ...]:
     """List the sockets on which any of ``pids`` listens: a server's HTTP port and those it derived from it."""
     return tuple(listener for listener in listeners() if not set(pids).isdisjoint(listener.pids))
+
+
+def socket_files(pids: Collection[int]) -> FrozenSet[str]:
+    """Name the socket files that any of ``pids`` has bound."""
+    inodes = {target for pid in pids for target in (processes.open_files(pid) or {}).values()}
+    return frozenset(path for inode, path in _bound_files() if f"socket:[{inode}]" in inodes)
+
+
+def bound_paths() -> FrozenSet[str]:
+    """Name all socket files that a living socket of this network namespace is bound to."""
+    return frozenset(path for _, path in _bound_files())
 
 
 def owners(port: int) -> Tuple[int, ...]:
@@ -170,6 +186,16 @@ def _parse_table(text: str, family: int) -> List[_Socket]:
         if local and len(local.group(1)) == digits and cells[7].isdigit() and cells[9].isdigit():
             address = _address(local.group(1), family)
             found.append(_Socket(address, int(local.group(2), 16), cells[3], int(cells[7]), int(cells[9])))
+    return found
+
+
+def _bound_files() -> List[Tuple[int, str]]:
+    """``Num: RefCount Protocol Flags Type St Inode Path``, header first; the path is missing where there is none."""
+    found = []
+    for line in _read_table("/proc/net/unix").splitlines()[1:]:
+        cells = line.split(maxsplit=7)
+        if len(cells) == 8 and cells[6].isdigit():
+            found.append((int(cells[6]), cells[7]))
     return found
 
 

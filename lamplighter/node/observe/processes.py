@@ -21,7 +21,7 @@ import select
 import signal
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -233,6 +233,12 @@ def session_members(sid: int, table: Optional[Mapping[int, Process]] = None) -> 
     return _living(process for process in _or_look(table).values() if process.sid == sid)
 
 
+def session_pids(sid: int) -> Tuple[int, ...]:
+    """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
+    found = ((pid, _stat(pid)) for pid in pids())
+    return tuple(pid for pid, stat in found if stat is not None and stat.sid == sid and not _is_dead(pid, stat))
+
+
 def descendants(roots: Iterable[int], table: Optional[Mapping[int, Process]] = None) -> Tuple[Process, ...]:
     """List the living children of ``roots`` (pids), their children and so on, by pid; the roots are not among them.
 
@@ -324,6 +330,42 @@ def open_files(pid: int) -> Optional[Dict[int, str]]:
         except OSError:
             return None
     return found
+
+
+def files_in_use() -> Tuple[FrozenSet[Tuple[int, int]], bool]:
+    """Collect (device, inode) of every file that a process has open or mapped, and whether all could be looked into.
+
+    By number, not by path: another mount namespace may see the same file elsewhere.
+    """
+    found: Set[Tuple[int, int]] = set()
+    complete = True
+    for pid in pids():
+        stat = _stat(pid)
+        text = _read_of_memory(pid, "maps", stat.state) if stat else None
+        descriptors = open_files(pid)
+        if text is None or descriptors is None:
+            complete = complete and not is_pid_alive(pid)
+        for line in (text or b"").splitlines():
+            cells = line.split(maxsplit=5)
+            if len(cells) >= 5 and cells[4] != b"0":
+                major, _, minor = cells[3].partition(b":")
+                found.add((os.makedev(int(major, 16), int(minor, 16)), int(cells[4])))
+        for number in descriptors or ():
+            try:
+                seen = os.stat(f"{PROC}/{pid}/fd/{number}")
+            except OSError:
+                continue
+            found.add((seen.st_dev, seen.st_ino))
+    return frozenset(found), complete
+
+
+def working_directory(pid: int) -> Optional[str]:
+    """Return the directory that ``pid`` works in; None where it may not be read or was removed."""
+    try:
+        path = os.readlink(f"{PROC}/{pid}/cwd")
+    except OSError:
+        return None
+    return None if path.endswith(" (deleted)") else path
 
 
 def age_seconds(process: Process) -> float:
@@ -693,6 +735,7 @@ __all__ = [
     "descendants",
     "environ",
     "explain_stuck",
+    "files_in_use",
     "find_by_argument",
     "group_members",
     "is_alive",
@@ -702,8 +745,10 @@ __all__ = [
     "processes",
     "read_process",
     "session_members",
+    "session_pids",
     "unit_in",
     "unit_of",
     "user_name",
     "why_unkillable",
+    "working_directory",
 ]

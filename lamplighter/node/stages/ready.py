@@ -4,31 +4,80 @@ from __future__ import annotations
 
 from typing import Optional
 
-from lamplighter.node import readiness
+from lamplighter.node import estimate, readiness
 from lamplighter.node.events import Exit
+from lamplighter.node.observe import causes
+from lamplighter.node.probe import find_api_key, read_environment
+from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure
 
 
 def wait_until_ready(run: Run) -> Optional[str]:
-    """Watch the start until the server has answered a question, died, or run out of time."""
+    """Watch the start until the server has answered a question, died, stalled, or run out of time."""
     assert run.launch is not None
     assert run.launched is not None
+    starts = estimate.earlier_starts(run.home)
     verdict = readiness.watch(
-        run.plan, run.engine, run.launch, run.launched, run.request.get("api_key"), run.progress, run.heed
+        run.plan,
+        run.engine,
+        run.launch,
+        run.launched,
+        find_api_key(run.plan, run.engine, run.release),
+        run.progress,
+        run.heed,
+        uuids=run.uuids,
+        starts=starts,
     )
-    if isinstance(verdict, readiness.NotReady):
-        diagnosis = verdict.diagnosis
-        raise StageFailure(
-            Exit.CRASHED if verdict.crashed else Exit.NOT_READY,
-            verdict.message,
-            cause=diagnosis.cause,
-            evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
-            hint=(diagnosis.hint or "").replace("{server}", run.plan.name) or "read the log: `logs` shows it whole",
-            phase=diagnosis.phase,
-            rank=diagnosis.rank,
-            log_tail=list(verdict.log_tail),
-        )
-    run.progress("ready: it generated a token", phase="ready", percent=100.0)
+    if isinstance(verdict, NotReady):
+        raise _failure(run, verdict)
+    command = estimate.command_digest(run.plan)
+    run.progress(
+        "ready: it generated a token",
+        phase="ready",
+        percent=100.0,
+        phase_seconds=dict(verdict.phases),
+        measures=dict(verdict.measures),
+        command=command,
+    )
+    _warn(run, verdict, estimate.shrunk(starts, command, verdict.measures))
     run.new_answered_at = verdict.answered_at
     run.ready_seconds = verdict.seconds
     return None
+
+
+def _failure(run: Run, verdict: NotReady) -> StageFailure:
+    """What the log says, with what the node itself knows of it."""
+    assert run.release is not None
+    given = {name: entry["value"] for name, entry in run.plan.env.items()}
+    failed = causes.Failed(
+        port=run.plan.port,
+        since=verdict.since,
+        signal=verdict.status.signal if verdict.status else None,
+        pids=verdict.own_pids,
+        uuids=run.uuids,
+        environment={**given, **dict.fromkeys(read_environment(run.release), "(secret)")},
+        directory=run.home.path,
+    )
+    explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
+    diagnosis = explained.diagnosis
+    return StageFailure(
+        Exit.CRASHED if verdict.crashed else Exit.NOT_READY,
+        verdict.message,
+        cause=diagnosis.cause,
+        evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
+        hint=diagnosis.hint_for(run.plan.name) or "read the log: `logs` shows it whole",
+        phase=diagnosis.phase,
+        rank=diagnosis.rank,
+        notes=list(explained.notes),
+        log_tail=list(verdict.log_tail),
+    )
+
+
+def _warn(run: Run, ready: Ready, shrunk: dict[str, tuple[float, float]]) -> None:
+    for line, hint in ready.warnings:
+        run.warn(line, hint.replace("{server}", run.plan.name))
+    for name, (now, usual) in shrunk.items():
+        run.warn(
+            f"{name} is {now:.0f}, and has been {usual:.0f} with this command line on this node",
+            "something else holds GPU memory: look at nvidia-smi, then deploy again",
+        )

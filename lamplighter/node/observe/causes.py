@@ -1,0 +1,244 @@
+"""What the node itself knows of a failed start: kernel messages of its time, holders, space, proxies, what -9 means.
+
+Reads only: the kernel's log where it may be read (dmesg, else journalctl -k), /proc, statvfs. Whatever cannot be read
+adds nothing. The parsers are pure; the log's own cause stays, unless the kernel tells one that explains it.
+
+facts: SGLang kills its own tree with SIGKILL when a child fails, so that signal 9 is no evidence of the kernel's
+OOM killer; an Xid is the driver's word for a GPU error, and only some of them accuse the hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.observe.logwatch import Diagnosis
+
+KERNEL_SECONDS = 3.0
+KERNEL_BYTES = 4 << 20
+MOST_NOTES = 6
+
+#: Xids that accuse the GPU, its link or its memory; the others are mostly the fault of a program.
+HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143, 145, 149, 154, 155, 156))
+#: Causes that a GPU fault or a killed process explains better.
+EXPLAINED_BY_XID = frozenset(
+    ("crashed", "worker_died", "stalled", "nccl_error", "collective_timeout", "watchdog_timeout")
+)
+EXPLAINED_BY_OOM = frozenset(("crashed", "worker_died", "stalled", "killed", "nccl_error", "collective_timeout"))
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelNote:
+    """One line of the kernel's log: ``kind`` xid or oom, ``at`` seconds since boot, the pid that it names."""
+
+    kind: str
+    at: float
+    pid: Optional[int]
+    code: Optional[int]
+    text: str
+
+
+_STAMP = re.compile(r"^(?:<\d+>)?\[ *(?P<seconds>\d+\.\d+)\](?:\[ *[TC]\d+\])? (?P<text>.*)$")
+_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<code>\d+)(?:,)?(?:.*?\bpid='?(?P<pid>\d+))?")
+_OOM = re.compile(r"(?:[Oo]ut of memory|Memory cgroup out of memory|OOM): Kill(?:ed)? process (?P<pid>\d+)")
+_OOM_TASK = re.compile(r"oom-kill:.*\bpid=(?P<pid>\d+)")
+
+
+def read_kernel_notes(text: str, since: float = 0.0) -> Tuple[KernelNote, ...]:
+    """Find Xid and oom-kill lines in dmesg's words, those stamped ``since`` (seconds since boot) or later.
+
+    Of an oom-kill the kernel writes two lines that name the same process: one is enough.
+    """
+    found: List[KernelNote] = []
+    killed = set()
+    for line in text.splitlines():
+        stamped = _STAMP.match(line)
+        if stamped is None or float(stamped["seconds"]) < since:
+            continue
+        at, said = float(stamped["seconds"]), stamped["text"]
+        xid = _XID.search(said)
+        oom = _OOM.search(said) or _OOM_TASK.search(said)
+        if xid is not None:
+            pid = int(xid["pid"]) if xid["pid"] else None
+            found.append(KernelNote("xid", at, pid, int(xid["code"]), said.strip()[:300]))
+        elif oom is not None and (oom["pid"], int(at)) not in killed:
+            killed.add((oom["pid"], int(at)))
+            found.append(KernelNote("oom", at, int(oom["pid"]), None, said.strip()[:300]))
+    return tuple(found)
+
+
+def kernel_notes(since: float) -> Optional[Tuple[KernelNote, ...]]:
+    """Xid and oom-kill lines since ``since`` (monotonic seconds); None where the kernel's log may not be read."""
+    for command in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]):
+        text = _said_by(command)
+        if text is not None:
+            return read_kernel_notes(_as_dmesg(text), since)
+    return None
+
+
+def _as_dmesg(text: str) -> str:
+    # journalctl: "[ 3461.109363] host kernel: message"
+    return re.sub(r"^(\[ *\d+\.\d+\]) \S+ kernel: ", r"\1 ", text, flags=re.MULTILINE)
+
+
+def _said_by(command: Sequence[str]) -> Optional[str]:
+    program = shutil.which(command[0])
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KERNEL_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if done.returncode != 0 or not done.stdout:
+        return None
+    return done.stdout[-KERNEL_BYTES:].decode("utf-8", "replace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Explained:
+    """A diagnosis with what the node adds to it: ``notes`` are facts, one sentence each."""
+
+    diagnosis: Diagnosis
+    notes: Tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A failed start as the node saw it: ``since`` monotonic seconds, ``signal`` the one that ended its main process.
+
+    ``pids`` were its processes, ``uuids`` its GPUs, ``environment`` the variables it was given.
+    """
+
+    port: int
+    since: float
+    signal: Optional[int]
+    pids: Collection[int]
+    uuids: Collection[str]
+    environment: Mapping[str, str]
+    directory: str
+
+
+def explain(
+    found: Diagnosis,
+    failed: Failed,
+    engine: Mapping[str, Any],
+    kernel: Optional[Sequence[KernelNote]],
+) -> Explained:
+    """Add what the node knows. ``kernel``: its notes of the run's time, None if they cannot be read."""
+    notes: List[str] = []
+    cause, evidence, hint = found.cause, found.evidence, found.hint
+    looks = engine.get("processes") or {}
+    xids = [note for note in kernel or () if note.kind == "xid"]
+    broken = [note for note in xids if note.code in HARDWARE_XIDS]
+    killed = [note for note in kernel or () if note.kind == "oom" and note.pid in failed.pids]
+    notes += [f"kernel: {note.text}" for note in [*killed, *xids][:MOST_NOTES]]
+    if broken and cause in EXPLAINED_BY_XID:
+        cause, evidence = "gpu_hardware", broken[0].text
+        hint = "drain the node and reset or replace the GPU; leave it out of servers.{server}.gpus until then"
+    elif killed and (cause in EXPLAINED_BY_OOM or cause == "host_oom"):
+        if cause != "host_oom":
+            evidence = killed[0].text
+            hint = "give the node more memory, or let the server load less of it at once: servers.{server}.args"
+        cause = "host_oom"
+    elif failed.signal == 9 and cause == "crashed" and not found.evidence:
+        cause = "killed"
+        evidence = "its main process was ended by SIGKILL, and its log names no error"
+        hint = "find out who sends it: another deploy, a supervisor, a memory limit of servers.{server}"
+    notes += _about_nine(cause, failed, bool(killed), kernel is not None, bool(looks.get("kills_itself")))
+    notes += _about(cause, failed)
+    return Explained(dataclasses.replace(found, cause=cause, evidence=evidence, hint=hint), tuple(notes))
+
+
+def _about_nine(cause: Optional[str], failed: Failed, is_oom: bool, is_readable: bool, kills_itself: bool) -> List[str]:
+    """What SIGKILL means here."""
+    if is_oom or (failed.signal != 9 and cause not in ("host_oom", "worker_died", "killed")):
+        return []
+    if not is_readable:
+        return ["the kernel's log may not be read here: whether its OOM killer was at work is not known"]
+    said = "the kernel's log of that time has no oom-kill of this server"
+    if kills_itself and failed.signal == 9 and cause not in ("host_oom", "killed"):
+        return [f"signal 9 was the server's own: it kills its tree when a child fails ({said})"]
+    return [f"{said}: whatever sent signal 9 was not the kernel's OOM killer"] if failed.signal == 9 or cause else []
+
+
+def _about(cause: Optional[str], failed: Failed) -> List[str]:
+    """What can be measured now that belongs to the cause."""
+    if cause in ("port_in_use", "derived_port_in_use"):
+        return _holders_of_port(failed)
+    if cause in ("gpu_held", "gpu_oom", "kv_cache_too_small"):
+        return _holders_of_gpus(failed)
+    if cause == "disk_full":
+        return [_space(failed.directory), _space("/tmp")]  # noqa: S108
+    if cause == "shm_full":
+        return [_space("/dev/shm")]  # noqa: S108
+    if cause == "host_oom":
+        return _memory()
+    if cause in ("proxy", "hub_offline", "gated_model"):
+        return _proxies(failed.environment)
+    return []
+
+
+def _holders_of_port(failed: Failed) -> List[str]:
+    found = []
+    for pid in ports.owners(failed.port):
+        process = processes.read_process(pid)
+        if process is not None and pid not in failed.pids:
+            found.append(
+                f"port {failed.port} is held by pid {pid} ({processes.user_name(process.uid)}, {process.title})"
+            )
+    return found
+
+
+def _holders_of_gpus(failed: Failed) -> List[str]:
+    if not failed.uuids:
+        return []
+    sample = gpus.take_sample()
+    rows = gpus.judge(sample, tuple(failed.uuids), {}, processes.is_pid_alive).holders
+    found = []
+    for pid in rows:
+        process = processes.read_process(pid)
+        if pid not in failed.pids and process is not None:
+            found.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title}) holds GPU memory")
+    return found
+
+
+def _space(path: str) -> str:
+    try:
+        state = os.statvfs(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    free, size = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
+    return f"{path} has {free >> 20} of {size >> 20} MiB free"
+
+
+def _memory() -> List[str]:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found: Dict[str, int] = {
+                name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in file)
+            }
+    except (OSError, ValueError, IndexError):
+        return []
+    return [f"{found.get('MemAvailable', 0) >> 10} of {found.get('MemTotal', 0) >> 10} MiB of host memory are free now"]
+
+
+def _proxies(environment: Mapping[str, str]) -> List[str]:
+    """The proxy variables of the server, without any password in them."""
+    found = []
+    for name, value in sorted(environment.items()):
+        if name.lower() in PROXIES and value:
+            found.append(f"{name}={re.sub(r'//[^/@]*@', '//***@', value)}")
+    return [f"its environment has {', '.join(found)}"] if found else ["its environment has no proxy variables"]

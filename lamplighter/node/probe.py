@@ -1,0 +1,201 @@
+"""Asking a starting server on its own node: is the port ours, is it the model wanted, does it generate, is it well.
+
+Each question is asked in a thread of its own: a first answer may take many seconds, and a death must be noticed
+meanwhile. The engine's health endpoint is asked beside, never in series, and can only veto. The API key goes into a
+header and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import queue
+import shlex
+import threading
+import time
+from typing import Any, Callable, Collection, Mapping, Optional, Tuple
+
+from lamplighter.node.layout import ReleaseDirectory
+from lamplighter.node.observe import http, ports, processes
+from lamplighter.node.observe.ports import Listener
+from lamplighter.node.plan import Plan
+
+PROBE_PAUSE_SECONDS = 0.1
+PROBE_SECONDS = 120.0
+HEALTH_PAUSE_SECONDS = 1.0
+
+
+def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
+    """The key that the server will ask for: after the engine's flag, else in the engine's variable, a secret or not."""
+    flag = engine.get("api_key_flag")
+    for index, word in enumerate(plan.argv):
+        if flag and word == flag and index + 1 < len(plan.argv):
+            return plan.argv[index + 1]
+        if flag and word.startswith(f"{flag}="):
+            return word[len(flag) + 1 :]
+    name = engine.get("api_key_env")
+    if not name:
+        return None
+    secrets = {} if release is None else read_environment(release)
+    return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
+
+
+def read_environment(release: ReleaseDirectory) -> Mapping[str, str]:
+    """Read back what we wrote into a release's ``env``: its secrets. {} where it cannot be read."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError), open(release.env, encoding="utf-8") as file:
+        words = shlex.split(file.read())
+        for word in words:
+            name, separator, value = word.partition("=")
+            if separator:
+                found[name] = value
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """Who answers on the server's port: ``ours`` is proven; ``others`` are listeners that are not."""
+
+    ours: bool
+    others: Tuple[Listener, ...]
+
+    def __str__(self) -> str:
+        names = []
+        for listener in self.others:
+            found = [process for pid in listener.pids if (process := processes.read_process(pid)) is not None]
+            names += [f"pid {each.pid} ({processes.user_name(each.uid)}, {each.title})" for each in found]
+            if not found:
+                names.append(f"a process of {processes.user_name(listener.uid)}")
+        return ", ".join(dict.fromkeys(names))
+
+
+def who_answers(plan: Plan, members: Callable[[], Collection[int]]) -> Port:
+    """Look who would answer a connection to the server's port. ``members`` gives the pids of its processes.
+
+    The kernel hands a connection to the listener with the very address, else to one that listens on all of them.
+    """
+    found = ports.listeners(plan.port)
+    if not found:
+        return Port(False, ())
+    host = ports.probe_host(plan.host)
+    with contextlib.suppress(ValueError):
+        wanted = ipaddress.ip_address(host)
+        exact = [each for each in found if _is(each.address, wanted)]
+        found = tuple(exact or [each for each in found if each.is_wildcard])
+    ours = set(members())
+    others = tuple(each for each in found if ours.isdisjoint(each.pids))
+    return Port(bool(found) and not others, others)
+
+
+def _is(address: str, wanted: object) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return found == wanted or (mapped is not None and mapped == wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one round of questions gave: ``ok``, or ``trouble``.
+
+    After ``is_wrong_model`` and ``is_refused`` (it does not take our API key) waiting is no use. The times are
+    monotonic seconds.
+    """
+
+    ok: bool
+    trouble: str = ""
+    is_wrong_model: bool = False
+    is_refused: bool = False
+    asked_at: float = 0.0
+    at: float = 0.0
+
+
+def ask(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str], timeout: float) -> Answer:
+    """Ask the server on the port for its model and for one token; the identity rule is the engine's."""
+    host = ports.probe_host(plan.host)
+    server = {"served_name": plan.served_name, "model": plan.model}
+    by_reply = (engine.get("identity") or {}).get("source") == "reply"
+    try:
+        if not by_reply:
+            reply = http.models(engine, host, plan.port, timeout, api_key=api_key)
+            match = http.identity_matches(engine, server, reply)
+            if not match:
+                is_other = bool(match.found) and reply.status == 200
+                return Answer(False, match.message, is_wrong_model=is_other, is_refused=reply.status == 401)
+        generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key)
+    except http.HttpFailed as failed:
+        return Answer(False, failed.reason)
+    if not generation.ok:
+        return Answer(False, generation.error, is_refused=generation.status == 401)
+    if by_reply:
+        match = http.identity_matches(engine, server, generation.reply)
+        return Answer(match.ok, "" if match.ok else match.message, is_wrong_model=not match.ok)
+    return Answer(True)
+
+
+def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) -> Answer:
+    """Ask the engine's own health endpoint; only its words for "unwell" are trouble, no answer is none."""
+    rule = engine["health"]
+    host, timeout = ports.probe_host(plan.host), float(rule.get("timeout") or 10)
+    try:
+        reply = http.request("GET", host, plan.port, rule["path"], timeout=timeout, api_key=api_key)
+    except http.HttpFailed:
+        return Answer(True)
+    if reply.status in rule.get("veto_status", ()):
+        said = f"{rule['path']} answers {reply.status}"
+        return Answer(False, f"{said}: {reply.text[:200]}" if reply.text.strip() else said)
+    return Answer(True)
+
+
+class Asker:
+    """Repeats one question in a thread, a round at a time, ``pause`` seconds between two; ``last`` is its answer."""
+
+    def __init__(self, question: Callable[[], Answer], pause: float) -> None:
+        self._question = question
+        self._pause = pause
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked_at: Optional[float] = None
+        self._next_at = 0.0
+        self._signal, self._tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.last = Answer(False)
+
+    def ask(self) -> None:
+        """Start a round unless one is under way."""
+        if self._asked_at is None and time.monotonic() >= self._next_at:
+            self._asked_at = time.monotonic()
+            threading.Thread(target=self._round, args=(self._asked_at, self._tell), name="probe", daemon=True).start()
+
+    def poll(self) -> bool:
+        """Take over a new answer; False without one."""
+        try:
+            self.last = self._answers.get_nowait()
+        except queue.Empty:
+            return False
+        with contextlib.suppress(OSError):
+            os.read(self._signal, 64)
+        self._asked_at = None
+        self._next_at = time.monotonic() + self._pause
+        return True
+
+    def fileno(self) -> int:
+        """Readable when an answer is there."""
+        return self._signal
+
+    def close(self) -> None:
+        os.close(self._signal)
+        tell, self._tell = self._tell, -1
+        if self._asked_at is None:  # else the thread may still write to it: a descriptor is not worth a race
+            os.close(tell)
+
+    def _round(self, asked_at: float, tell: int) -> None:
+        try:
+            answer = self._question()
+        except Exception as error:
+            answer = Answer(False, f"the probe failed: {type(error).__name__}: {error}")
+        self._answers.put(dataclasses.replace(answer, asked_at=asked_at, at=time.monotonic()))
+        with contextlib.suppress(OSError):
+            os.write(tell, b".")
