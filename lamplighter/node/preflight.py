@@ -13,7 +13,7 @@ import subprocess
 from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import freed
-from lamplighter.node.act import launcher, restarters, systemd
+from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
@@ -60,6 +60,7 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
         *_gpus(plan, home, resolved, claims),
         *_launcher(plan, home),
         *_restarters(find_restarters(plan, home, claims)),
+        *_adoption(plan, home, claims),
     ]
     return Examination(tuple(findings), claims)
 
@@ -252,6 +253,20 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
             yield Finding("restarter", "ok", f"{restarter.name} will be stopped first", str(restarter))
 
 
+def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
+    found = adopt.find(claims, plan.port)
+    if found is None or is_kept(found.process, plan, home, claims):
+        return
+    who = f"pid {found.process.pid} ({found.process.title})"
+    if isinstance(found, adopt.Impossible):
+        hint = "if a deploy fails, it cannot be started again: note how it was started"
+        message = f"{who} was not started by lamplighter, and cannot be adopted"
+        yield Finding("adoption", "warning", message, found.reason, hint)
+    else:
+        message = f"{who} was not started by lamplighter: before it is stopped, it is written down as a release"
+        yield Finding("adoption", "ok", message, f"{len(found.argv)} arguments, {len(found.environment)} variables")
+
+
 # ----------------------------------------------------------------------------- what other stages need to know as well
 
 
@@ -282,6 +297,13 @@ def find_claims(
 def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
     """Return the units and containers, not ours, that keep processes which would be stopped."""
     return restarters.find(claims, processes.processes(), systemd.recorded(home), plan.stale_kill)
+
+
+def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> bool:
+    """Tell whether a unit or container keeps the process, and will be stopped and can be started again with it."""
+    return any(
+        restarter.may_be_stopped and process.pid in restarter.pids for restarter in find_restarters(plan, home, claims)
+    )
 
 
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:

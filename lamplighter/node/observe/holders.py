@@ -59,6 +59,14 @@ def places(verdict: gpus.Verdict) -> dict[int, str]:
     return {pid: "holds " + " and ".join(parts) for pid, parts in found.items()}
 
 
+def gpus_of(pids: Collection[int]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs on which nvidia-smi lists any of ``pids``, in its order."""
+    sample = gpus.take_sample()
+    on = holders_by_gpu(sample)
+    used = {uuid for pid in pids for uuid in on.get(pid, ())}
+    return tuple(gpu.uuid for gpu in gpus.list_gpus(sample) if gpu.uuid.lower() in used)
+
+
 def holders_by_gpu(sample: gpus.Sample) -> dict[int, set[str]]:
     """Return the GPUs (UUIDs in lower case) on which nvidia-smi lists each pid."""
     found: dict[int, set[str]] = {}

@@ -16,19 +16,40 @@ from lamplighter.node.worker import Run, StageFailure
 def take_locks(run: Run) -> Optional[str]:
     """Lock the server, its port and its GPUs until this process ends; also those of the release we might return to."""
     files.make_directory(run.home.path)
-    _take(run, f"server {run.plan.name}", run.home.lock)
-    run.uuids = lock_resources(run, run.plan)
+    until = _patience(run)
+    _take(run, f"server {run.plan.name}", run.home.lock, until)
     current = run.home.current_release()
     record = read_json(current.plan) if current else None
-    if record is not None:
-        lock_resources(run, Plan.load(record["server"]))
+    plans = (run.plan,) if record is None else (run.plan, Plan.load(record["server"]))
+    run.uuids = _lock_resources(run, plans, until)
     run.note_holder("lock")
     return None
 
 
 def lock_resources(run: Run, plan: Plan) -> tuple[str, ...]:
     """Lock the port and the GPUs of ``plan``; return the GPUs' UUIDs."""
-    _take(run, f"port {plan.port}", lock.shared_path(f"port-{plan.port}"))
+    return _lock_resources(run, (plan,), _patience(run))
+
+
+def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[str, ...]:
+    """Lock what any of ``plans`` uses; return the UUIDs of the first one's GPUs."""
+    uuids = _resolve(run, plans[0])
+    wanted = {f"port-{plans[0].port}": f"port {plans[0].port}", **{f"gpu-{uuid}": f"GPU {uuid}" for uuid in uuids}}
+    for other in plans[1:]:
+        wanted[f"port-{other.port}"] = f"port {other.port}"
+        found = preflight.resolve_gpus(other)
+        wanted.update((f"gpu-{uuid}", f"GPU {uuid}") for uuid in found.uuids)
+        if found.error is not None:
+            run.warn(
+                f"the GPUs of the current release cannot be told: {found.error}",
+                "it could not be brought back if this run fails",
+            )
+    for name in sorted(wanted):  # always in this order, so that two runs cannot wait for each other
+        _take(run, wanted[name], _shared_path(wanted[name], name), until)
+    return uuids
+
+
+def _resolve(run: Run, plan: Plan) -> tuple[str, ...]:
     resolved = preflight.resolve_gpus(plan)
     if resolved.error is not None:
         raise StageFailure(
@@ -38,16 +59,29 @@ def lock_resources(run: Run, plan: Plan) -> tuple[str, ...]:
             evidence=resolved.error,
             hint=f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node",
         )
-    for uuid in sorted(resolved.uuids):  # always in this order, so that two runs cannot wait for each other
-        _take(run, f"GPU {uuid}", lock.shared_path(f"gpu-{uuid}"))
     return resolved.uuids
 
 
-def _take(run: Run, what: str, path: str) -> None:
+def _patience(run: Run) -> float:
+    """Return the moment (monotonic) until which all locks together may be waited for."""
+    return time.monotonic() + float(run.request.get("wait") or 0)
+
+
+def _shared_path(what: str, name: str) -> str:
+    try:
+        return lock.shared_path(name)
+    except OSError as error:
+        places = " or ".join(lock.SHARED_DIRECTORIES)
+        raise StageFailure(
+            Exit.REFUSED, f"cannot lock {what}", cause="lock_file", evidence=f"{places}: {error.strerror}"
+        ) from error
+
+
+def _take(run: Run, what: str, path: str, until: float) -> None:
     if any(held.what == what for held in run.locks):
         return
     try:
-        run.locks.append(lock.acquire(what, path, float(run.request.get("wait") or 0), run.heed))
+        run.locks.append(lock.acquire(what, path, max(0.0, until - time.monotonic()), run.heed))
     except lock.Locked as locked:
         other = locked.holder
         age = f"{time.time() - float(other['since']):.0f} s ago" if "since" in other else "at an unknown time"

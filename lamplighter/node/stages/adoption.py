@@ -1,0 +1,40 @@
+"""Part of the stage ``stop``: a server that somebody started by hand becomes a release before it is stopped."""
+
+from __future__ import annotations
+
+from lamplighter.node import preflight
+from lamplighter.node.act import adopt
+from lamplighter.node.observe import holders, ownership
+from lamplighter.node.worker import Run
+
+#: What it means that a server cannot be adopted.
+MEANING = "if the deploy fails, it cannot be started again: note how it was started, or be ready to do it by hand"
+
+
+def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
+    """Write down the hand-started server on our port, if there is one that will be stopped; say so if that fails.
+
+    One that a unit or container keeps is left to these: they start it again if the deploy fails.
+    """
+    found = adopt.find(claims, run.plan.port)
+    if found is None or preflight.is_kept(found.process, run.plan, run.home, claims):
+        return
+    who = f"pid {found.process.pid} ({found.process.title})"
+    if isinstance(found, adopt.Impossible):
+        run.warn(f"{who} cannot be adopted: {found.reason}", MEANING)
+        return
+    model, trouble = adopt.reported_model(run.engine, found, run.plan.port)
+    if model is None:
+        run.warn(f"{who} cannot be adopted: it does not say which model it serves ({trouble})", MEANING)
+        return
+    pids = {claim.process.pid for claim in claims if claim.may_be_stopped}
+    uuids = holders.gpus_of(pids)
+    try:
+        release = adopt.write(found, run.home, run.request["server"], run.engine, model, uuids, run.directory.run_id)
+    except OSError as error:
+        run.warn(f"{who} cannot be adopted: {error.filename or run.home.path}: {error.strerror}", MEANING)
+        return
+    if found.left_out:
+        names = ", ".join(found.left_out)
+        run.warn(f"variables of {who} that a shell cannot export are not part of the release: {names}")
+    run.progress(f"adopted {who}, which serves {model}, as release {release.digest}", pids=[found.process.pid])

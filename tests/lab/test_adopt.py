@@ -1,0 +1,156 @@
+"""A server that somebody started by hand: adopted by the first deploy, and brought back exactly if that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node.events import Exit
+from tests.driver import ask, eventually, token
+from tests.lab.conftest import Box
+
+MODEL = "hand-model"
+ODD = 'it\'s a "value" $(id) `id` \\ with\nlines = and \u00e9'
+
+
+def environment(box: Box) -> dict[str, str]:
+    """What the person's shell had; SPT_NOENV keeps the workers' share of it readable for the test."""
+    return {
+        "HOME": str(box.home),
+        "PATH": f"{box.directory}/box/bin:/usr/local/bin:/usr/bin:/bin",
+        "LAB_SPEED": "25",
+        "ODD": ODD,
+        "NCCL_PROTO": "Simple",
+        "SPT_NOENV": "1",
+        "LD_LIBRARY_PATH": "",
+        "here": "a name that the launch script uses itself",
+        "BASH_FUNC_greet%%": "() {  echo hello\n}",
+    }
+
+
+@contextlib.contextmanager
+def by_hand(box: Box, manner: str = "shell", *words: str) -> Iterator[Path]:
+    """Start a server as a person does; yields the directory that it was started in."""
+    directory = box.home / "it's my directory"
+    directory.mkdir(parents=True)
+    command = ["lamplighter-demo-server", "--model-path", MODEL, "--port", str(box.port), "--tp", "2", *words]
+    line = " ".join(f"'{word}'" for word in command)
+    script = {
+        "shell": f"set -m; {line} & wait",  # a job of a shell that still lives
+        "orphan": f"nohup {line} & exit",
+    }[manner]
+    with subprocess.Popen(
+        ["/bin/bash", "-c", script],
+        cwd=directory,
+        env=environment(box),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as shell:
+        try:
+            eventually(lambda: token(box.port, MODEL))
+            yield directory
+        finally:
+            shell.send_signal(signal.SIGKILL)  # the server is ended with its node
+
+
+def seen(box: Box) -> dict[str, Any]:
+    """Ask the server itself: its processes' arguments and environments, and where it works."""
+    status, found = ask(box.port, "/lab/environ")
+    assert status == 200
+    launcher = found["processes"][0]
+    ignored = {"_", "SGLANG_RUN_ID"}  # new with every start
+    return {
+        "argv": launcher["argv"],
+        "cwd": os.readlink(f"/proc/{launcher['pid']}/cwd"),
+        "environ": {name: value for name, value in launcher["environ"].items() if name not in ignored},
+    }
+
+
+def warnings(done: Any) -> list[str]:
+    return [event["message"] for event in done.events if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize("manner", ["shell", "orphan"])
+def test_a_failed_first_deploy_brings_it_back_as_it_was(box: Box, manner: str) -> None:
+    with by_hand(box, manner) as directory:
+        before = seen(box)
+        assert before["cwd"] == str(directory)
+        checked = json.loads(box.run("check", "--json").stdout)["check"]["hosts"]["box"]["servers"]["demo"]
+        told = next(found for found in checked["findings"] if found["id"] == "adoption")
+        assert told["level"] == "ok"
+        assert {row["action"] for row in checked["would_stop"]} == {"stop"}
+
+        box.configure(args={"lab-fail": "die:graphs"})
+        done = box.deploy()
+        assert done.code == Exit.ROLLED_BACK, done
+        report = done.server("box", "demo")
+        assert report["serving"]["release"].startswith("adopted-")
+        assert report["serving"]["model"] == MODEL
+        assert report["downtime_seconds"] > 0
+        assert token(box.port, MODEL)
+        after = seen(box)
+        dropped = {"BASH_FUNC_greet%%"}
+        assert after == {**before, "environ": {k: v for k, v in before["environ"].items() if k not in dropped}}
+        assert any("BASH_FUNC_greet%%" in text for text in warnings(done)) == ("BASH_FUNC_greet%%" in before["environ"])
+
+        status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+        assert (status["state"], status["model"]) == ("serving", MODEL)
+        assert status["release"] == report["serving"]["release"]
+
+
+def test_it_is_kept_as_a_release_whose_secrets_are_its_owners(box: Box) -> None:
+    with by_hand(box, "orphan", "--api-key", "s3cret-of-the-hand"):
+        first = box.deploy()
+        assert first.code == Exit.OK, first
+        assert "s3cret-of-the-hand" not in first.stdout + first.stderr
+        (adopted,) = (box.state / "releases").glob("adopted-*")
+        for name, mode in (("env", 0o600), ("launch.sh", 0o700), ("plan.json", 0o600)):
+            assert stat.S_IMODE((adopted / name).stat().st_mode) == mode
+        again = box.deploy()
+        assert again.code == Exit.OK, again  # ours now: nothing is adopted twice
+        assert len(list((box.state / "releases").glob("adopted-*"))) == 1
+        back = box.run("rollback", "--json", "--to", adopted.name)
+        assert back.code == Exit.OK, back  # ready by its own model name and its own key
+        assert back.server("box", "demo")["serving"] is not None
+        assert back.server("box", "demo")["serving"]["model"] == MODEL
+        assert "s3cret-of-the-hand" not in back.stdout + back.stderr
+
+
+def test_what_cannot_be_adopted_is_said_before_it_is_stopped(box: Box) -> None:
+    """Here a server that does not answer which model it serves, since it is stopped by a signal."""
+    with by_hand(box, "orphan"):
+        _, found = ask(box.port, "/lab/environ")
+        os.kill(found["processes"][0]["pid"], signal.SIGSTOP)
+        done = box.deploy()
+        assert done.code == Exit.OK, done
+        told = [
+            event for event in done.events if event["event"] == "warning" and "cannot be adopted" in event["message"]
+        ]
+        stopping = next(event for event in done.events if event["event"] == "stage_end" and event["stage"] == "stop")
+        assert [event["stage"] for event in told] == ["stop"]
+        assert told[0]["seq"] < stopping["seq"]
+        assert "does not say which model" in told[0]["message"]
+        assert "cannot be started again" in told[0]["hint"]
+        assert not list((box.state / "releases").glob("adopted-*"))
+
+
+def test_policies_that_leave_it_refuse_and_adopt_nothing(box: Box) -> None:
+    with by_hand(box, "orphan"):
+        for policy in ("ours", "report"):
+            box.configure(stale={"policy": policy})
+            done = box.deploy()
+            assert done.code == Exit.REFUSED, done
+            assert f"left because stale.policy is {policy}" in done.server("box", "demo")["evidence"]
+            assert token(box.port, MODEL)
+        assert not (box.state / "current").exists()
