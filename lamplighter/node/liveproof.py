@@ -13,6 +13,7 @@ import functools
 import os
 import re
 import shlex
+import time
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from lamplighter.node import preflight
@@ -26,6 +27,9 @@ CARRIES, DIFFERS, INCONCLUSIVE = "carries", "differs", "inconclusive"
 MEMORY, RECORD, EXEC, NOTHING = "memory", "record", "exec", "nothing"
 
 Version = Callable[[], Optional[str]]
+
+#: A Python that is younger may not have run its start-up files yet.
+SETTLED_SECONDS = 5.0
 
 #: The tracker of shared memory: a Python of the server that computes nothing.
 _TRACKER = re.compile(r"multiprocessing\.resource_tracker import")
@@ -162,6 +166,9 @@ def prove_live(
     differences: List[Difference] = []
     for process in workers:
         verdict, found = _judge(process, expected, records, engine, version)
+        while found and processes.is_alive(process.identity) and processes.age_seconds(process) < SETTLED_SECONDS:
+            time.sleep(0.1)  # it has not come to its sitecustomize yet
+            verdict, found = _judge(process, expected, records, engine, version)
         if verdict.verdict != CARRIES and not processes.is_alive(process.identity):
             continue  # a helper that has ended meanwhile; a worker that has is the readiness check's affair
         verdicts.append(verdict)

@@ -16,6 +16,7 @@ import errno
 import os
 import re
 import struct
+import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from lamplighter.node.observe import processes
@@ -27,7 +28,8 @@ LIBRARIES = re.compile(r"/(libc\.so\.6|libc-2\.\d+\.so|ld-musl-\w+\.so\.1|libc\.
 
 MAX_VARIABLES = 20_000
 MAX_BYTES = 8 << 20  # of one value; the kernel passes at most 128 KiB a string, setenv has no limit
-ATTEMPTS = 5
+ATTEMPTS = 6
+PAUSE_SECONDS = 0.005
 
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _ET_DYN, _PT_LOAD, _SHT_SYMTAB, _SHT_DYNSYM, _STT_OBJECT = 3, 1, 2, 11, 1
@@ -56,24 +58,25 @@ class _Place:
 def live_environment(process: Process) -> Dict[str, str]:
     """Read the environment of ``process`` as it is now. Raises Unreadable; then nothing is known."""
     problem = "its memory changes faster than it can be read"
-    for _ in range(ATTEMPTS):
+    found: Optional[Dict[str, str]] = None
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_SECONDS if attempt else 0)
         try:
             found = _read(process)
         except PermissionError as error:
             raise Unreadable(why_forbidden(process)) from error
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise Unreadable("it has ended") from error
-        except OSError as error:  # EIO: the array moved while we followed it
-            problem = f"its memory cannot be read: {errno.errorcode.get(error.errno or 0, error)}"
-            continue
+        except OSError as error:  # EIO: the array moved while we followed it; ENOENT: in the middle of an exec
+            found, problem = None, f"its memory cannot be read: {errno.errorcode.get(error.errno or 0, error)}"
         except (struct.error, ValueError, IndexError) as error:
             raise Unreadable(f"its executable is in no form that we can read: {error}") from error
         now = processes.read_process(process.pid)
-        if now is None or now.identity != process.identity:
+        if now is None or now.identity != process.identity or now.is_dead:
             raise Unreadable("it has ended")
-        if found is not None:
+        if found:  # an empty one is looked at again: a program that has only just begun has not set it up yet
             return found
-    raise Unreadable(problem)
+    if found is None:
+        raise Unreadable(problem)
+    return found
 
 
 def why_forbidden(process: Process) -> str:
@@ -86,11 +89,11 @@ def why_forbidden(process: Process) -> str:
         return f"Yama forbids it: kernel.yama.ptrace_scope is {scope}"
     if scope == 1 and os.geteuid() != 0:
         return "Yama forbids it: kernel.yama.ptrace_scope is 1, so that only an ancestor or root may read"
-    if _namespace(process.pid) != _namespace(os.getpid()):
+    if _namespace(process.pid) not in (None, _namespace(os.getpid())):
         return "it lives in a container with users of its own"
     if os.geteuid() == 0:
         return "we are root without CAP_SYS_PTRACE, as in a container"
-    return "the kernel refuses (it changed its user, or is marked as not dumpable)"
+    return "the kernel refuses (it changed its user, is marked as not dumpable, or lives in a container)"
 
 
 def _yama_scope() -> int:
@@ -114,8 +117,8 @@ def _read(process: Process) -> Optional[Dict[str, str]]:
     memory = os.open(f"{PROC}/{process.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         array = _pointer(memory, address)
-        if array == 0:  # clearenv() leaves this, and an ended process too
-            return {} if _pointer(memory, address) == 0 else None
+        if array == 0:  # clearenv() leaves this
+            return {}
         pointers = _array(memory, array)
         values = [_string(memory, pointer) for pointer in pointers]
         if _pointer(memory, address) != array or _array(memory, array) != pointers:
