@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from typing import Any, Callable, Optional
 
-from lamplighter.node import deploy, events, journal, preflight, reach, relay, undeploy
+from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
+from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.observe import ports, processes
 from lamplighter.node.plan import Plan
@@ -16,9 +18,17 @@ from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.stages import repair
 from lamplighter.node.worker import Run
 
+
+def _deploy(run: Run) -> None:
+    """Deploy; with ``--if-changed``, the journal says first why the server was not left alone."""
+    for reason in run.request.get("because") or ():
+        run.progress(reason)
+    deploy.deploy(run)
+
+
 #: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
 RUNS: dict[str, Callable[[Run], None]] = {
-    "deploy": deploy.deploy,
+    "deploy": _deploy,
     "rollback": deploy.roll_back_to,
     "start": deploy.start_server,
     "restart": deploy.restart,
@@ -33,7 +43,14 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     homes = {home.name: home for home in all_servers(root)}
     for name in asked:
         homes.setdefault(name, server_home(root, name))
-    return {"root": root, "servers": [_status_of(homes[name]) for name in sorted(homes) if not asked or name in asked]}
+    wanted = request.get("wanted") or {}
+    found = [_status_of(homes[name]) for name in sorted(homes) if not asked or name in asked]
+    if "wanted" in request:
+        found = [
+            {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
+            for each in found
+        ]
+    return {"root": root, "servers": found}
 
 
 def _status_of(home: ServerHome) -> dict[str, Any]:
@@ -197,6 +214,87 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     }
 
 
+def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Return all that checks may ask about the node and one server, its status and its drift included."""
+    plan = Plan.load(request["server"])
+    home = server_home(root, plan.name)
+    return {
+        "root": root,
+        "directory": home.path,
+        **standing.all_facts(plan, request["engine"], home),
+        "server": _status_of(home),
+        "drift": standing.find_drift(home, request.get("wanted")).to_json(),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """What ``deploy --if-changed`` found: the event that ends it here, or the reasons to go on."""
+
+    end: Optional[events.Event]
+    reasons: tuple[str, ...] = ()
+
+
+def look_before(request: dict[str, Any], root: str) -> Before:
+    """Decide whether a deploy may leave the server alone: it is well, as wanted, without drift, and not too old.
+
+    A release that is known to be bad is not tried again: exit 9 while another one serves, 7 when nothing does.
+    """
+    home = server_home(root, request["server"]["name"])
+    digest = request["release"]["digest"]
+    reasons = _reasons(home, request)
+    serving = preflight.what_serves(home)
+    if not reasons:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((serving or {}).get("since") or 0)))
+        return Before(_ended("unchanged", Exit.OK, f"release {digest} serves since {since}; nothing differs", serving))
+    verdict = read_json(home.release(digest).verdict) or {}
+    if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
+        return Before(None, tuple(reasons))
+    on = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
+    now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
+    end = _ended(
+        "refused",
+        Exit.ROLLED_BACK if serving else Exit.NOT_READY,
+        f"release {digest} failed on {on} and is not tried again; {now}",
+        serving,
+        cause="bad_release",
+        evidence=verdict.get("message") or "",
+        hint="mend the cause and change the inventory, or try it again with a deploy without --if-changed",
+        release=digest,
+    )
+    return Before(end, tuple(reasons))
+
+
+def _reasons(home: ServerHome, request: dict[str, Any]) -> list[str]:
+    state = _status_of(home)
+    if state["run"] is not None:
+        return [f"a run is at work: {state['run'].get('id')}"]
+    if state["state"] != "serving":
+        return [f"it does not serve ({state['state']}): {state['message']}"]
+    trouble = standing.trouble_of(home)
+    reasons = [] if trouble is None else [trouble]
+    found = standing.find_drift(home, request["wanted"])
+    reasons += [f"{each.kind}: {each}" for each in found.differences]
+    reasons += [f"secret {name} has another value" for name in _changed_secrets(home, request)]
+    age, most = standing.age_of(home), request.get("max_age")
+    if most is not None and age is not None and age >= most:
+        reasons.append(f"it has run for {age / 86400:.1f} days, at most {most / 86400:.1f} are wanted")
+    return reasons
+
+
+def _changed_secrets(home: ServerHome, request: dict[str, Any]) -> list[str]:
+    release = home.current_release()
+    known = probe.read_environment(release) if release is not None else {}
+    return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
+
+
+def _ended(outcome: str, code: Exit, message: str, serving: Optional[dict[str, Any]], **fields: Any) -> events.Event:
+    known: dict[str, Any] = {"stage": None, "phase": None, "cause": None, "evidence": None, "hint": "", "durations": {}}
+    release = serving["release"] if serving else None
+    times = {"ready_seconds": None, "downtime_seconds": None}
+    return events.ended(outcome, code, message, **{**known, **times, "release": release, "serving": serving, **fields})
+
+
 def env(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Prove the live environment of every worker of one server."""
     return reach.live_report(server_home(root, request["servers"][0]))
@@ -254,6 +352,8 @@ def attach(request: dict[str, Any], root: str) -> None:
 READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "status": status,
     "check": check,
+    "diagnose": hindsight.diagnose,
     "env": env,
+    "facts": facts,
     "releases": releases,
 }
