@@ -36,6 +36,7 @@ def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Call
             why="every login shell must read it alike, so it may hold letters, digits and _ . / + - alone",
             next_step="make a symbolic link with a plain name and give that",
         )
+    node.refuse_sudo_that_logs_input()
     nonce = secrets.token_hex(8)
     runner = pack()
     boot = boot_source(nonce)

@@ -13,6 +13,7 @@ import base64
 import contextlib
 import logging
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -113,6 +114,7 @@ class Node:
         self._user_ssh = Path.home() / ".ssh" if user_ssh is None else user_ssh
         self._system_ssh = system_ssh
         self._hops: list[_Hop] = []
+        self._knows_sudo = False
 
     def __enter__(self) -> Node:
         self.open()
@@ -185,6 +187,26 @@ class Node:
             if status is None and not self.is_alive:
                 raise channel.lost()
             return CommandResult(status, bytes(output), channel.read_stderr())
+
+    def refuse_sudo_that_logs_input(self) -> None:
+        """Raise NodeRefused where sudo would keep a copy of what we send to the node, secrets included.
+
+        Asks once for a connection, one round trip. A sudo that lists nothing is left to fail by itself.
+        """
+        if not self.spec.become or self._knows_sudo:
+            return
+        listed = self.run("exec sudo -n -l", timeout=CHANNEL_TIMEOUT)
+        found = sudo_logs_input(listed.stdout.decode(errors="replace"))
+        if found:
+            raise NodeRefused(
+                f"{self.name}: sudo on the node would keep a copy of what we send, secrets included",
+                why=f"`sudo -l` says {found}",
+                serving=_UNTOUCHED,
+                next_step="on the node, with `visudo -f /etc/sudoers.d/lamplighter`, add the line: "
+                f"Defaults:{self.user} !log_input,!log_stdin (sudo before 1.9.14 knows the first alone), or log in "
+                "as root and leave out become",
+            )
+        self._knows_sudo = True
 
     def wrap(self, command: str) -> str:
         """The command line, run by root through sudo where the inventory says ``become``."""
@@ -354,6 +376,21 @@ class Channel:
 def become_words(words: Sequence[str]) -> list[str]:
     """``words`` as root: sudo never asks (-n), and HOME is root's (-H)."""
     return ["sudo", "-n", "-H", *words]
+
+
+_LOGS_INPUT = re.compile(r"(?<![!\w])(log_input|log_stdin)\b|(?<!NO)(LOG_INPUT):")
+
+
+def sudo_logs_input(listing: str) -> str:
+    """The setting in the output of ``sudo -l`` by which input is logged; empty where there is none.
+
+    facts: log_input stores all of a command's standard input below /var/log/sudo-io; a rule's own tag wins over the
+    default, so NOLOG_INPUT: on the only rule makes it harmless.
+    """
+    found = _LOGS_INPUT.search(listing)
+    if found is None or (found.group(1) and "NOLOG_INPUT:" in listing):
+        return ""
+    return found.group(0)
 
 
 def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> LamplighterError | None:

@@ -1,0 +1,177 @@
+"""Runs as such: cancelled, interrupted, listed, pruned, repaired after a kill; against a node in a box."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from lamplighter.node.events import Exit
+from tests.lab.conftest import Box
+
+
+def wait_for_stage(process: Any, stage: str) -> dict[str, Any]:
+    """Read a command's JSON lines up to the beginning of ``stage``."""
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if event.get("event") == "stage_start" and event["stage"] == stage:
+            return event
+    raise AssertionError(f"{stage} never began")
+
+
+def test_cancel_rolls_back_a_run_of_another_command(box: Box) -> None:
+    box.deploy()
+    old = box.deploy().server("box", "demo")["serving"]["release"]
+    box.configure(args={"lab-fail": "hang:weights"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        run = wait_for_stage(process, "ready")["run"]
+        cancelled = box.run("cancel", "--json")
+        assert cancelled.code == process.wait(30) == Exit.ROLLED_BACK
+    report = cancelled.server("box", "demo")
+    assert (report["run"], report["cause"], report["serving"]["release"]) == (run, "cancelled", old)
+    assert "cancelled by" in report["message"]
+    assert box.serves()
+    verdicts = {row["release"]: row["verdict"] for row in releases_of(box)}
+    assert verdicts == {old: "good", report["release"]: "unproven"}  # it did nothing wrong
+    again = box.run("cancel", "--json")
+    assert again.code == Exit.REFUSED
+    assert "no run of server demo is at work" in again.stderr
+
+
+def releases_of(box: Box) -> list[dict[str, Any]]:
+    answer = json.loads(box.run("releases", "--json").stdout)
+    rows: list[dict[str, Any]] = answer["releases"]["hosts"]["box"]["servers"]["demo"]["releases"]
+    return rows
+
+
+def test_releases_say_what_each_is_worth(box: Box) -> None:
+    first = box.deploy().server("box", "demo")["release"]
+    box.configure(env={"NUMBER": "2"})
+    second = box.deploy().server("box", "demo")["release"]
+    box.configure(args={"lab-fail": "die:weights"})
+    third = box.deploy().server("box", "demo")["release"]
+    rows = {row["release"]: row for row in releases_of(box)}
+    assert {digest: row["verdict"] for digest, row in rows.items()} == {first: "good", second: "good", third: "bad"}
+    assert [digest for digest, row in rows.items() if row["is_current"]] == [second]
+    assert [digest for digest, row in rows.items() if row["is_rollback_target"]] == [first]
+    assert rows[third]["message"]
+    assert all(row["bytes"] > 1000 for row in rows.values())
+    text = box.run("releases").stdout
+    assert "next for rollback" in text
+    assert "current" in text
+
+
+@pytest.mark.parametrize(("answers", "code"), [(["c"], Exit.ROLLED_BACK), (["d"], Exit.DETACHED), ([], Exit.DETACHED)])
+def test_ctrl_c_at_a_terminal_asks(box: Box, answers: list[str], code: Exit) -> None:
+    """No answer but a second Ctrl-C detaches."""
+    box.deploy()
+    box.configure(env={"LAB_SPEED": "4"})
+    ours, theirs = pty.openpty()
+    words = box.driver.command("deploy", "--host", "box")
+    with subprocess.Popen(
+        words, env=box.driver.environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        try:
+            said = read_until(ours, "ready: begins")
+            process.send_signal(signal.SIGINT)
+            said = read_until(ours, "[c]ancel?")
+            if answers:
+                os.write(ours, f"{answers[0]}\n".encode())
+            else:
+                process.send_signal(signal.SIGINT)
+            said += read_until(ours, None)
+            assert process.wait(60) == code, said
+        finally:
+            process.kill()
+            os.close(ours)
+    if code == Exit.DETACHED:
+        assert "attach --host box --server demo" in said
+        assert box.run("attach", "--json").code == Exit.OK
+    assert box.serves()
+
+
+def read_until(terminal: int, word: str | None) -> str:
+    said = ""
+    deadline = time.monotonic() + 60
+    while word is None or word not in said:
+        assert time.monotonic() < deadline, said
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                said += os.read(terminal, 4096).decode(errors="replace")
+            except OSError:  # EIO: the other side has closed
+                break
+    return said
+
+
+def test_interrupted_before_a_run_began_is_130(box: Box) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(60)
+        box.configure(host={"ansible_port": mute.getsockname()[1], "connect_timeout": 60})
+        with box.driver.started("deploy", "--json", "--host", "box") as process:
+            connection, _ = mute.accept()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == Exit.INTERRUPTED
+            connection.close()
+
+
+def test_a_killed_run_is_shown_and_repaired(box: Box) -> None:
+    box.deploy()
+    box.configure(env={"LAB_SPEED": "5"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        event = wait_for_stage(process, "ready")
+        status = status_of(box)
+        assert (status["run"]["id"], status["run"]["stage"]) == (event["run"], "ready")
+        worker = json.loads((box.state / "runs" / event["run"] / "worker.json").read_text())
+        os.kill(worker["pid"], signal.SIGKILL)
+        assert process.wait(30) == Exit.INTERNAL
+    status = status_of(box)
+    assert status["run"] is None
+    assert (status["last_run"]["id"], status["last_run"]["state"]) == (event["run"], "killed")
+    assert "killed without a last word" in box.run("status").stdout
+    stopped = box.run("stop", "--json")  # any verb repairs
+    assert stopped.code == Exit.OK, stopped
+    shown = box.run("attach", "--json", "--run", event["run"])
+    assert shown.server("box", "demo")["cause"] == "abandoned"
+    assert not box.serves()
+    assert box.run("start", "--json").code == Exit.OK
+
+
+def status_of(box: Box) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+    return status
+
+
+def test_current_that_points_to_nothing_is_mended(box: Box) -> None:
+    first = box.deploy().server("box", "demo")["release"]
+    box.configure(env={"NUMBER": "2"})
+    second = box.deploy().server("box", "demo")["release"]
+    subprocess.run(["rm", "-rf", str(box.state / "releases" / second)], check=True)
+    (box.state / "releases" / "0123456789ab").mkdir()  # half a release
+    restarted = box.run("restart", "--json")
+    assert restarted.code == Exit.OK, restarted
+    assert restarted.server("box", "demo")["serving"]["release"] == first
+    assert os.readlink(box.state / "current") == f"releases/{first}"
+    assert not (box.state / "releases" / "0123456789ab").exists()
+
+
+def test_old_runs_are_pruned_but_for_those_that_something_refers_to(box: Box) -> None:
+    box.deploy()
+    kept = json.loads((box.state / "server.json").read_text())["run"]
+    for number in range(25):
+        old = box.state / "runs" / f"20200101T0000{number:02d}Z-abcdef"
+        old.mkdir()
+        (old / "events.jsonl").write_text('{"event":"run","seq":1}\n{"event":"end","seq":2,"outcome":"failed"}\n')
+        (old / "worker.json").write_text('{"boot_id": "x", "pid": 1, "start": 1}')
+    box.deploy()
+    left = sorted(path.name for path in (box.state / "runs").iterdir())
+    assert len(left) == 20
+    assert kept in left

@@ -1,0 +1,66 @@
+"""``become``: root through ``sudo -n``, or a refusal that says which line of sudoers is in the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node.events import Exit
+from lamplighter.run.ssh import sudo_logs_input
+from tests.driver import Driver
+from tests.nodes.park import Node, NodePark
+
+pytestmark = pytest.mark.skipif(shutil.which("sudo") is None, reason="needs sudo")
+
+REFUSALS = {
+    "no rule": (None, Exit.UNREACHABLE, "NOPASSWD"),
+    "password": ("ALL=(ALL) ALL", Exit.UNREACHABLE, "NOPASSWD"),
+    "terminal": ("ALL=(ALL) NOPASSWD: ALL\nDefaults:ops requiretty", Exit.REFUSED, "!requiretty"),
+    "input is logged": ("ALL=(ALL) NOPASSWD: ALL\nDefaults:ops log_input", Exit.REFUSED, "!log_input"),
+    "input is logged by the rule": ("ALL=(ALL) NOPASSWD: LOG_INPUT: ALL", Exit.REFUSED, "!log_input"),
+}
+
+
+def status(park: NodePark, node: Node, directory: Path) -> Any:
+    driver = Driver(directory / "inventory", prefix=tuple(park.hub_words([])))
+    server = {"engine": "demo", "model": "demo-model", "port": 8000}
+    reach = {**node.connection("ops"), "known_hosts": str(park.known_hosts), "become": True}
+    driver.write("gpu1", {**reach, "servers": {"demo": server}})
+    return driver.run("status", "--json", "--host", "gpu1")
+
+
+def test_sudo_that_cannot_or_must_not_be_used_is_refused(park: NodePark, node: Node, tmp_path: Path) -> None:
+    for name, (rule, code, advice) in REFUSALS.items():
+        node.forbid_sudo()
+        if rule is not None:
+            node.allow_sudo(rule)
+        done = status(park, node, tmp_path)
+        assert done.code == code, f"{name}: {done}"
+        assert advice in done.stderr, f"{name}: {done}"
+        assert "/etc/sudoers.d/lamplighter" in done.stderr, f"{name}: {done}"
+        assert not node.sh("ls -d /var/log/sudo-io 2>/dev/null; true").strip(), name
+    node.allow_sudo()
+    done = status(park, node, tmp_path)
+    assert done.code == Exit.OK, done
+    assert json.loads(done.stdout)["status"]["hosts"]["gpu1"]["servers"]["demo"]["state"] == "stopped"
+    assert node.sh("stat -c %U /var/lib/lamplighter").strip() == "root"
+
+
+@pytest.mark.parametrize(
+    ("listing", "said"),
+    [
+        ("Matching Defaults entries for ops on gpu1:\n    env_reset, use_pty\n    (ALL) NOPASSWD: ALL", ""),
+        ("    env_reset, log_input\n    (ALL) NOPASSWD: ALL", "log_input"),
+        ("    env_reset, !log_input\n    (ALL) NOPASSWD: ALL", ""),
+        ("    env_reset, log_stdin\n    (ALL) NOPASSWD: ALL", "log_stdin"),
+        ("    env_reset\n    (ALL) NOPASSWD: LOG_INPUT: ALL", "LOG_INPUT:"),
+        ("    log_input\n    (ALL) NOPASSWD: NOLOG_INPUT: ALL", ""),
+        ("    log_output, maxseq=1000\n    (ALL) NOPASSWD: ALL", ""),
+    ],
+)
+def test_what_sudo_lists_is_read(listing: str, said: str) -> None:
+    assert sudo_logs_input(listing) == said
