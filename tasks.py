@@ -6,6 +6,7 @@ and shell completion need none.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -305,6 +306,13 @@ def types(c: Context) -> None:
     _tool("mypy")
 
 
+@task(auto_shortflags=False, help={"points": "how many kill points", "seed": "which ones"})
+def soak(c: Context, points: int = 1000, seed: int = 20240) -> None:
+    """Try every fault at every stage, on both kinds of node, and kill a deploy's worker at many points. Takes hours."""
+    os.environ.update(LAMPLIGHTER_SOAK=str(points), LAMPLIGHTER_SEED=str(seed))
+    _tool("pytest", "tests/faults")
+
+
 @task(lint, types, test, auto_shortflags=False, name="check")
 def check_all(c: Context) -> None:
     """Lint, types and tests: what must be green before a commit lands."""
@@ -344,5 +352,5 @@ ns = Collection(
     test,
 )
 ns.add_collection(Collection("lab", up, down))
-ns.add_collection(Collection("dev", test, lint, types, check_all))
+ns.add_collection(Collection("dev", test, lint, types, check_all, soak))
 ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})
