@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Optional
 
+from lamplighter.node.act import launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.preflight import what_serves
@@ -90,7 +91,9 @@ def stop_server(run: Run) -> None:
         else:
             _leave_alone(run, failure)
     else:
-        run.end("stopped", Exit.OK, "stopped; nothing is serving", None)
+        unit = launcher.returns_at_boot(run.home)
+        later = f"; the next boot of the node starts it again ({unit} is enabled)" if unit else ""
+        run.end("stopped", Exit.OK, f"stopped; nothing is serving{later}", None)
 
 
 def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
@@ -145,6 +148,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
     try:
         run.perform("rollback", lambda run: _restore(run, target))
     except StageFailure as second:
+        launcher.let_go(run.home)
         run.release = failed
         code = failure.exit_code
         if second.exit_code == Exit.NOT_FREED or failure.exit_code == Exit.INTERNAL:
@@ -155,9 +159,11 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", serving)
         return
     run.release = failed
-    if target is None:
-        now = f"{', '.join(run.given_back)} started again" if run.given_back else "nothing is serving"
-        message = f"{failure.message}; no earlier release to go back to; {now}"
+    if run.given_back is not None:
+        message = f"{failure.message}; rolled back: {run.given_back['release']}, which served before, is up again"
+        run.end("rolled_back", Exit.ROLLED_BACK, message, run.given_back)
+    elif target is None:
+        message = f"{failure.message}; no earlier release to go back to; nothing is serving"
         run.end("failed", failure.exit_code, message, None)
     else:
         message = f"{failure.message}; rolled back: release {target.digest} is serving again"
@@ -167,8 +173,9 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
 def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     """Stop the failed server, wait for FREED, start the old one and wait for its answer."""
     swap.stop_old(run)
+    if swap.give_back(run):
+        return None
     if target is None:
-        run.given_back = swap.start_again(run)
         return "no earlier good release on this node"
     releases.use(run, target)
     swap.wait_until_freed(run)

@@ -217,6 +217,10 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
         yield Finding("launcher", "error", message, choice.obstacle.reason, choice.obstacle.hint)
         return
     yield Finding("launcher", "ok", f"launcher {choice.kind}: {choice.why}")
+    if choice.kind == launcher.SYSTEMD and systemd.is_masked(home):
+        name = systemd.unit_for(home.name).name
+        message = f"unit {name} is masked: an administrator does not want it to be started"
+        yield Finding("unit_masked", "error", message, hint=f"agree with them, then `systemctl unmask {name}`")
     edited = systemd.edited_by_hand(home)
     if edited is not None:
         hint = "it will be replaced once the new server is ready; keep changes in a drop-in (`systemctl edit`)"

@@ -70,7 +70,9 @@ class Run:
         self.order: Optional[Order] = None
         self.launched: Optional[Launched] = None
         self.stopped_restarters: list[Restarter] = []
-        self.given_back: list[str] = []
+        #: What serves again though it is no release of ours: a unit or a container that this run had stopped.
+        self.given_back: Optional[dict[str, Any]] = None
+        self.stopped_ours = False
         self.stop_began = 0.0
         self.durations: dict[str, float] = {}
         self.ready_seconds: Optional[float] = None

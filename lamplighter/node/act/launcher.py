@@ -27,6 +27,8 @@ from lamplighter.node.observe.ownership import Recorded
 from lamplighter.node.observe.processes import Process
 
 __all__ = [
+    "DETACHED",
+    "SYSTEMD",
     "Choice",
     "ExitStatus",
     "LaunchFailed",
@@ -39,11 +41,13 @@ __all__ = [
     "commit",
     "launch",
     "launch_detached",
+    "let_go",
     "members",
     "present",
     "read_exit",
     "read_launched",
     "recorded_in_unit",
+    "returns_at_boot",
     "stop_unit",
 ]
 
@@ -100,6 +104,16 @@ def stop_unit(home: ServerHome, seconds: float, tell: Callable[[str], None]) -> 
     if is_down:
         systemd.clear(home)
     return is_down
+
+
+def let_go(home: ServerHome) -> None:
+    """Leave an old server that was started again, and did not get ready, to its own launcher."""
+    systemd.let_go(home)
+
+
+def returns_at_boot(home: ServerHome) -> Optional[str]:
+    """Name who will start the stopped server when the node boots, None if nobody will."""
+    return systemd.returns_at_boot(home)
 
 
 def clear(home: ServerHome) -> None:

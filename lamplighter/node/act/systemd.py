@@ -55,7 +55,22 @@ class Obstacle:
 
 
 def why_not() -> Optional[Obstacle]:
-    """Say why this user cannot have units on this node, None if that works."""
+    """Say why this user cannot have lasting units on this node, None if that works."""
+    obstacle = _why_no_manager()
+    if obstacle is None and not _is_writable(our_manager().directory):
+        where = our_manager().directory
+        return Obstacle(f"{where} cannot be written", "say launcher: detached where units are managed by other means")
+    return obstacle
+
+
+def _is_writable(directory: str) -> bool:
+    """Tell whether a directory can be written, or made."""
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def _why_no_manager() -> Optional[Obstacle]:
     if not os.path.isdir(RUNNING):
         return Obstacle("PID 1 of this node is not systemd", "say launcher: auto or detached")
     if shutil.which("systemctl") is None:
@@ -86,7 +101,7 @@ def scope(unit: str) -> list[str]:
 
     Outside of our session's scope neither logind nor a restart of sshd ends it. Measured cost: 50 ms.
     """
-    if why_not() is not None or shutil.which("systemd-run") is None:
+    if _why_no_manager() is not None or shutil.which("systemd-run") is None:
         return []
     words = ["--scope", "--collect", "--quiet", f"--unit={unit}"]
     uid = os.geteuid()
@@ -423,6 +438,33 @@ def edited_by_hand(home: ServerHome) -> Optional[str]:
     changes = difflib.unified_diff(record["text"].splitlines(), text.splitlines(), lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return f"{unit.name}: " + "; ".join(lines[:6]) + ("; ..." if len(lines) > 6 else "")
+
+
+def is_masked(home: ServerHome) -> bool:
+    """Tell whether an administrator has forbidden the server's unit (`systemctl mask`)."""
+    path = os.path.join(our_manager().directory, unit_for(home.name).name)
+    return os.path.islink(path) and os.path.realpath(path) == os.devnull
+
+
+def returns_at_boot(home: ServerHome) -> Optional[str]:
+    """Name the server's unit if a reboot will start it, None if nothing will."""
+    unit = recorded(home)
+    if unit is None:
+        return None
+    shown = Manager(unit.manager_uid).show(unit.name, "UnitFileState")
+    return unit.name if shown.get("UnitFileState") == "enabled" else None
+
+
+def let_go(home: ServerHome) -> None:
+    """Give an old unit its restart policy back that was started again and did not get ready."""
+    unit = recorded(home)
+    if unit is None:
+        return
+    manager = Manager(unit.manager_uid)
+    path = os.path.join(manager.runtime_directory, f"{unit.name}.d", HOLD)
+    if os.path.lexists(path):
+        _drop(path)
+        manager.call("daemon-reload")
 
 
 def _committed(home: ServerHome, manager: Manager, unit: Unit) -> Optional[dict[str, Any]]:

@@ -8,10 +8,11 @@ import time
 from typing import Any, Optional
 
 from lamplighter.node import freed, preflight
-from lamplighter.node.act import files, launcher, restarters, stop, systemd
+from lamplighter.node.act import files, launcher, leftovers, restarters, stop, systemd
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
-from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe import ownership, ports, processes
+from lamplighter.node.stages import adoption
 from lamplighter.node.worker import Run, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
@@ -32,10 +33,17 @@ def stop_old(run: Run) -> Optional[str]:
     for claim in stopping:
         run.progress(f"stopping {claim}", pids=[claim.process.pid])
     run.heed()
-    if preflight.is_answering(run.plan.host, run.plan.port):
+    if run.request["verb"] != "stop" and run.launched is None:
+        # Seen now, it costs nothing; seen after the stop, the server.
+        _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
+    adoption.adopt_old(run, claimed)
+    if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
     look = run.engine.get("stop") or {}
+    had = leftovers.observe({claim.process.pid for claim in stopping})
     run.touched = True
+    if run.launched is None:
+        run.stopped_ours = any(claim.kind == ownership.OURS for claim in stopping)
     grace = _stop_supervisors(run, claimed)
     manner = stop.Manner(
         signal=getattr(signal, "SIG" + look.get("signal", "TERM")),
@@ -55,7 +63,28 @@ def stop_old(run: Run) -> Optional[str]:
         )
     launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
     _tell_newcomers(run, claimed)
+    _clear_leftovers(run, had)
     return None
+
+
+def _clear_leftovers(run: Run, had: leftovers.Holdings) -> None:
+    """Remove what the stopped processes left, and wait for the ports that they had."""
+    gone = leftovers.remove(had, run.stop_began)
+    if gone:
+        run.progress(f"removed what the old server left: {', '.join(gone)}")
+    for trouble in leftovers.await_ports(had.ports, run.heed):
+        run.warn(f"{trouble}, as it was by the old server", "a server that needs it fails or hangs: end that process")
+
+
+def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None:
+    if intruders:
+        raise StageFailure(
+            exit_code,
+            "somebody took a GPU or the port between the check and the start",
+            cause="foreign",
+            evidence="; ".join(map(str, intruders)),
+            hint="end it or agree with its owner, then deploy again",
+        )
 
 
 def _is_unit_up(run: Run) -> bool:
@@ -91,18 +120,38 @@ def _tell_newcomers(run: Run, before: list[ownership.Claim]) -> None:
         run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
 
 
-def start_again(run: Run) -> list[str]:
-    """Start the units and containers again that this run stopped: what served before is theirs. Return their names."""
-    back = []
-    while run.stopped_restarters:
-        restarter = run.stopped_restarters.pop()
+def give_back(run: Run) -> bool:
+    """Start again the units and containers that this run stopped, where they, and nothing of ours, served before.
+
+    Returns whether one of them answers on the port now, within the time that a start may take.
+    """
+    if run.stopped_ours or not run.stopped_restarters:
+        return False
+    started = []
+    for restarter in run.stopped_restarters:
+        run.progress(f"starting {restarter.name} again")
         trouble = restarters.start(restarter)
         if trouble:
-            run.warn(f"{restarter.name} could not be started again: {trouble}")
+            run.warn(f"{restarter.name} could not be started again: {trouble}", restarter.hint)
         else:
-            back.append(restarter.name)
-            run.progress(f"started {restarter.name} again")
-    return back
+            started.append(restarter)
+    run.stopped_restarters = []
+    deadline = time.monotonic() + run.plan.timeouts.ready
+    while started and time.monotonic() < deadline:
+        if preflight.is_answering(run.plan.host, run.plan.port):
+            run.new_answered_at = time.time()
+            pids = [pid for listener in ports.listeners(run.plan.port) for pid in listener.pids]
+            names = ", ".join(restarter.name for restarter in started)
+            run.given_back = {
+                "release": names,
+                "pid": pids[0] if pids else None,
+                "port": run.plan.port,
+                "model": run.plan.served_name,
+                "since": run.new_answered_at,
+            }
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _claims(run: Run) -> list[ownership.Claim]:
@@ -139,15 +188,7 @@ def start_new(run: Run) -> Optional[str]:
 
 
 def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> None:
-    intruders = [claim for claim in _claims(run) if processes.is_alive(claim.process.identity)]
-    if intruders:
-        raise StageFailure(
-            Exit.NOT_FREED,
-            "somebody took a GPU or the port between the check and the start",
-            cause="foreign",
-            evidence="; ".join(map(str, intruders)),
-            hint="end it or agree with its owner, then deploy again",
-        )
+    _refuse_intruders([claim for claim in _claims(run) if processes.is_alive(claim.process.identity)], Exit.NOT_FREED)
     run.touched = True
     files.make_directory(run.directory.records)
     look = run.engine.get("stop") or {}
@@ -207,7 +248,7 @@ def _tell_low_limits(run: Run, pid: int) -> None:
         soft = limits.get(name)
         if soft is not None and soft < wanted:
             run.warn(
-                f"the node limits the server's {name} to {soft:g}",
+                f"the node limits the server's {name} to {soft:.0f}",
                 "raise the hard limit of the node (limits.conf, or the unit of the user's manager)",
             )
 

@@ -1,0 +1,221 @@
+"""Who would bring a killed process back, and who of them may be stopped: fake cgroups, a stand-in for docker."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.act import restarters, systemd
+from lamplighter.node.act.restarters import Restarter
+from lamplighter.node.observe import processes
+from lamplighter.node.observe.ownership import FOREIGN, LISTED, OURS, STALE, Claim
+from lamplighter.node.observe.processes import Container, Identity, Process, Unit
+from tests.node.living import Living
+
+ID = "4b7c0f5ab3d0a1d5f6c1f7f5b3a0c1d2e3f405162738495a6b7c8d9eafb0c1d2"
+DOCKER = f"0::/system.slice/docker-{ID}.scope\n"
+CGROUPFS = f"0::/docker/{ID}\n"
+PODMAN = f"0::/machine.slice/libpod-{ID}.scope/container\n"
+QUADLET = f"0::/system.slice/llm.service/libpod-payload-{ID}\n"
+POD = f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-{ID}.scope\n"
+
+#: What `docker inspect` and `docker stop` of 29.1 print; every call is written down.
+STAND_IN = """#!/bin/sh
+echo "$@" >>{calls}
+case $1 in
+    inspect) echo /kimi ;;
+    stop | start)
+        [ -e {broken} ] && {{ echo "Error response from daemon: cannot stop container" >&2; exit 1; }}
+        echo "$2" ;;
+esac
+"""
+
+
+def process(pid: int, cgroup: str, *, ppid: int = 1, comm: str = "python3", title: str = "") -> Process:
+    identity = Identity(processes.boot_id(), pid, 1000 + pid)
+    return Process(identity, ppid, pid, pid, "S", os.geteuid(), comm, (title or comm,), cgroup, None)
+
+
+def claims(*found: Process, kind: str = STALE) -> list[Claim]:
+    return [Claim(each, kind, "holds one of our GPUs") for each in found]
+
+
+def find(stoppable: list[Claim], *others: Process, listed: tuple[str, ...] = ()) -> list[Restarter]:
+    table = {each.pid: each for each in (*(claim.process for claim in stoppable), *others)}
+    return restarters.find(stoppable, table, Unit("lamplighter-kimi.service", None), listed)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with `docker` and `podman`; their calls are in the file `calls`, and `broken` makes them fail."""
+    for name in ("docker", "podman"):
+        program = tmp_path / name
+        program.write_text(STAND_IN.format(calls=tmp_path / "calls", broken=tmp_path / "broken"))
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """What systemd says of its units."""
+    known: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(systemd.Manager, "show", lambda self, unit, *names: known.get(unit, {}))
+    monkeypatch.setattr(systemd.Manager, "may_be_asked", lambda self: self.uid is None)
+    return known
+
+
+def no_word(_: str) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------------------ places
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "place"),
+    [
+        (DOCKER, Container(ID, "docker")),
+        (CGROUPFS, Container(ID, "docker")),
+        (PODMAN, Container(ID, "podman")),
+        (QUADLET, Unit("llm.service", None)),  # the unit starts the container again
+        (POD, Container(ID, "containerd")),
+        ("0::/system.slice/docker.service\n", None),  # its own processes are no container's
+        ("0::/system.slice/llm.service\n", Unit("llm.service", None)),
+        (
+            "0::/user.slice/user-1001.slice/user@1001.service/app.slice/llm.service\n",
+            Unit("llm.service", 1001),
+        ),
+        ("0::/user.slice/user-0.slice/session-7.scope\n", None),
+        ("0::/system.slice/lamplighter-kimi-20260101T000000Z-abcdef-new.scope\n", None),
+        ("0::/\n", None),
+    ],
+)
+def test_places(cgroup: str, place: Unit | Container | None) -> None:
+    assert restarters.place_of(process(10, cgroup)) == place
+
+
+# ------------------------------------------------------------------------------------------------------------- units
+
+
+def test_a_unit_whose_main_process_will_be_stopped_is_stopped(units: dict[str, dict[str, str]]) -> None:
+    units["llm.service"] = {"MainPID": "10", "UnitFileState": "enabled"}
+    cgroup = "0::/system.slice/llm.service\n"
+    (found,) = find(claims(process(10, cgroup), process(11, cgroup, ppid=10)))
+    assert found.may_be_stopped
+    assert found.is_enabled
+    assert found.pids == (10, 11)
+
+
+def test_our_own_unit_is_no_restarter(units: dict[str, dict[str, str]]) -> None:
+    assert find(claims(process(10, "0::/system.slice/lamplighter-kimi.service\n"), kind=OURS)) == []
+
+
+def test_a_wrapper_stands_for_the_server(units: dict[str, dict[str, str]]) -> None:
+    units["llm.service"] = {"MainPID": "10"}
+    cgroup = "0::/system.slice/llm.service\n"
+    shell, server = process(10, cgroup, comm="bash"), process(11, cgroup, ppid=10)
+    (found,) = find(claims(server), shell)
+    assert found.may_be_stopped
+    (found,) = find(claims(server), shell, process(12, cgroup, ppid=10, comm="trainer"))
+    assert not found.may_be_stopped  # the wrapper has other work too
+
+
+@pytest.mark.parametrize(("comm", "name"), [("cron", "cron.service"), ("jupyter-lab", "notebook.service")])
+def test_a_daemon_that_only_started_it_is_left_unless_it_is_listed(
+    units: dict[str, dict[str, str]], comm: str, name: str
+) -> None:
+    units[name] = {"MainPID": "10"}
+    cgroup = f"0::/system.slice/{name}\n"
+    daemon, server = process(10, cgroup, comm=comm), process(11, cgroup, ppid=10)
+    (found,) = find(claims(server), daemon)
+    assert not found.may_be_stopped
+    assert f"main process is '{comm}' (pid 10)" in str(found)
+    assert name.partition(".")[0] in found.hint
+    (found,) = find(claims(server), daemon, listed=(name,))
+    assert found.may_be_stopped
+
+
+def test_what_only_root_may_stop_is_named(units: dict[str, dict[str, str]]) -> None:
+    units["llm.service"] = {"MainPID": "10"}
+    cgroup = "0::/user.slice/user-1001.slice/user@1001.service/app.slice/llm.service\n"
+    (found,) = find(claims(process(10, cgroup)))
+    assert found.obstacle == "only root may stop it"
+    assert found.hint
+
+
+def test_a_foreign_process_brings_no_unit_into_danger(units: dict[str, dict[str, str]]) -> None:
+    assert find(claims(process(10, "0::/system.slice/llm.service\n"), kind=FOREIGN)) == []
+
+
+# -------------------------------------------------------------------------------------------------------- containers
+
+
+@pytest.mark.parametrize(("cgroup", "tool"), [(DOCKER, "docker"), (PODMAN, "podman")])
+def test_a_container_is_stopped_by_its_runtime(docker: Path, cgroup: str, tool: str) -> None:
+    init, server = process(10, cgroup, ppid=5, comm="tini"), process(11, cgroup, ppid=10)
+    (found,) = find(claims(server), init)
+    assert found.may_be_stopped
+    assert found.name == f"{tool} container kimi"
+    assert restarters.stop(found, 30, no_word) == ""
+    assert restarters.start(found) == ""
+    calls = (docker / "calls").read_text().splitlines()
+    assert calls == [f"inspect --format {{{{.Name}}}} {ID}", f"stop --time 30 {ID}", f"start {ID}"]
+
+
+def test_a_container_that_does_not_stop_is_said(docker: Path) -> None:
+    (found,) = find(claims(process(10, DOCKER)))
+    (docker / "broken").touch()
+    assert "cannot stop container" in restarters.stop(found, 1, no_word)
+
+
+def test_a_server_that_was_started_inside_a_container_of_something_else(docker: Path) -> None:
+    """As with `docker exec` into a container whose own process is a notebook."""
+    notebook, server = process(10, DOCKER, ppid=5, comm="jupyter-lab"), process(11, DOCKER, ppid=6)
+    (found,) = find(claims(server), notebook)
+    assert not found.may_be_stopped
+    assert not (docker / "calls").read_text().startswith("stop")
+
+
+def test_a_pod_comes_back_whatever_we_do(docker: Path) -> None:
+    (found,) = find(claims(process(10, POD)))
+    assert not found.may_be_stopped
+    assert "Kubernetes" in found.hint
+
+
+def test_without_the_runtimes_command_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("docker") is None
+    (found,) = find(claims(process(10, DOCKER)))
+    assert found.obstacle == "there is no docker command here"
+    assert found.name == f"docker container {ID[:12]}"
+
+
+@pytest.mark.parametrize("listed", ["kimi", ID, ID[:12]])
+def test_a_listed_container_makes_its_processes_listed(docker: Path, listed: str) -> None:
+    (claim,) = restarters.list_by_place(claims(process(10, DOCKER), kind=FOREIGN), [listed])
+    assert claim.kind == LISTED
+    assert "listed in stale.kill" in claim.why
+    (claim,) = restarters.list_by_place(claims(process(10, DOCKER), kind=FOREIGN), ["other"])
+    assert claim.kind == FOREIGN
+
+
+# --------------------------------------------------------------------------------------------------------- newcomers
+
+
+def test_who_holds_a_gpu_after_the_stop_and_did_not_before(living: Living) -> None:
+    old = living.titled("sglang::scheduler")
+    importer = living.titled("exporter")
+    (stopped,) = claims(dataclasses.replace(process(1, ""), argv=("sglang::scheduler",)))
+    assert restarters.newcomers(claims(old), claims(old)) == []
+    (found,) = restarters.newcomers(claims(old), claims(old, importer, kind=FOREIGN))
+    assert found.process == importer
+    assert "CUDA IPC" in restarters.describe_newcomer(found, [stopped], since=0.0)
+    assert "started after the stop" in restarters.describe_newcomer(found, [stopped], since=100.0)
+    again = Claim(dataclasses.replace(old, cgroup="0::/system.slice/llm.service\n"), STALE, "holds one of our GPUs")
+    said = restarters.describe_newcomer(again, [stopped], since=100.0)
+    assert "started again by unit llm.service after the stop" in said
