@@ -52,6 +52,7 @@ def launch_detached(
         "log": launch.log,
         "process": launch.process,
         "exit": launch.exit,
+        "parent": os.getpid(),
     }
     supervisor = subprocess.Popen(
         [*systemd.scope(unit), sys.executable, "-I", "-S", runner, "supervise"],
@@ -99,8 +100,10 @@ def supervise() -> NoReturn:
         _become_server(order, gate, opener)
     os.close(gate)
     _record(order, pid)
-    with contextlib.suppress(BrokenPipeError):  # it has failed already, before it came to the gate
-        os.write(opener, b"go")
+    # A worker killed by now may have been followed by a run that saw no record, and reckons with no server of ours.
+    if os.getppid() == order["parent"]:
+        with contextlib.suppress(BrokenPipeError):  # it has failed already, before it came to the gate
+            os.write(opener, b"go")
     os.close(opener)
     while True:
         try:
