@@ -121,9 +121,14 @@ def _perform(run: Run, stages: Stages) -> None:
         try:
             run.perform(name, stage)
         except StageFailure as failure:
-            if name != "confirm" or failure.cause == "cancelled" or run.plan.on_confirm_failure == "rollback":
+            if name != "confirm" or failure.cause == "cancelled" or _goes_back(run):
                 raise
             run.degraded = failure
+
+
+def _goes_back(run: Run) -> bool:
+    """Tell whether a failed confirmation rolls back: where that is wished, and something to go back to is there."""
+    return run.plan.on_confirm_failure == "rollback" and releases.rollback_target(run) is not None
 
 
 def _leave_alone(run: Run, failure: StageFailure) -> None:
@@ -151,7 +156,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         launcher.let_go(run.home)
         run.release = failed
         code = failure.exit_code
-        if second.exit_code == Exit.NOT_FREED or failure.exit_code == Exit.INTERNAL:
+        if second.exit_code == Exit.NOT_FREED or failure.exit_code in (Exit.INTERNAL, Exit.DEGRADED):
             code = second.exit_code
         why = f"{second.message} ({second.evidence})" if second.evidence else second.message
         serving = what_serves(run.home)
