@@ -295,7 +295,7 @@ def find_claims(
         listed=plan.stale_kill,
         uid=os.geteuid(),
     )
-    return restarters.list_by_place(found, plan.stale_kill)
+    return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
 
 
 def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:

@@ -148,6 +148,13 @@ def test_what_only_root_may_stop_is_named(units: dict[str, dict[str, str]]) -> N
     assert found.hint
 
 
+def test_a_unit_that_this_very_run_lives_in_is_left(units: dict[str, dict[str, str]]) -> None:
+    units["llm.service"] = {"MainPID": "10"}
+    cgroup = "0::/system.slice/llm.service\n"
+    (found,) = find(claims(process(10, cgroup)), process(os.getpid(), cgroup), listed=("llm",))
+    assert found.obstacle == "this very run lives in it"
+
+
 def test_a_foreign_process_brings_no_unit_into_danger(units: dict[str, dict[str, str]]) -> None:
     assert find(claims(process(10, "0::/system.slice/llm.service\n"), kind=FOREIGN)) == []
 
@@ -200,8 +207,9 @@ def test_a_listed_container_makes_its_processes_listed(docker: Path, listed: str
     (claim,) = restarters.list_by_place(claims(process(10, DOCKER), kind=FOREIGN), [listed])
     assert claim.kind == LISTED
     assert "listed in stale.kill" in claim.why
-    (claim,) = restarters.list_by_place(claims(process(10, DOCKER), kind=FOREIGN), ["other"])
-    assert claim.kind == FOREIGN
+    for pid, name in ((10, "other"), (os.getpid(), listed), (os.getppid(), listed)):
+        (claim,) = restarters.list_by_place(claims(process(pid, DOCKER), kind=FOREIGN), [name])
+        assert claim.kind == FOREIGN
 
 
 # --------------------------------------------------------------------------------------------------------- newcomers

@@ -205,7 +205,7 @@ def test_paths_that_systemd_reads_otherwise(site: Site) -> None:
         assert "fired up" in site.node.read(f"{run}/server.log")
         assert f"{pid}.json" in site.node.exec(["ls", f"{run}/envproof"]).stdout
         assert site.show("MainPID") == str(pid)
-        assert site.run("stop").code == Exit.OK
+        site.systemctl("stop", UNIT)
         assert json.loads(site.node.read(f"{run}/exit.json"))["result"]
 
 

@@ -111,7 +111,9 @@ def _judge(
         elif shutil.which(tool) is None:
             obstacle = f"there is no {tool} command here"
         hint = f"stop {name} by the means of its runtime (for Kubernetes: scale down, or drain the node)"
-    if not obstacle and not names & listed and not _stands_for(main, inside, stoppable):
+    if not obstacle and _line() & set(inside):
+        obstacle, hint = "this very run lives in it", "start the run from elsewhere"
+    elif not obstacle and not names & listed and not _stands_for(main, inside, stoppable):
         process = table.get(main)
         what = f"{process.title!r} (pid {main})" if process else "not among them"
         obstacle = f"its main process is {what}, and that is none of ours to stop"
@@ -129,6 +131,17 @@ def _stands_for(main: int, inside: Mapping[int, Process], stoppable: Mapping[int
     below = {child.pid for child in processes.descendants([main], inside)}
     working = {pid for pid in below if inside[pid].comm not in WRAPPERS}
     return bool(working) and working <= set(stoppable)
+
+
+def _line() -> set[int]:
+    """Return this process and its ancestors."""
+    line: set[int] = set()
+    pid = os.getpid()
+    while pid > 1 and pid not in line:
+        line.add(pid)
+        process = processes.read_process(pid)
+        pid = process.ppid if process is not None else 0
+    return line
 
 
 def container_name(container: Container) -> Optional[str]:
@@ -161,15 +174,21 @@ def start(restarter: Restarter) -> str:
 
 
 def list_by_place(claims: Iterable[Claim], listed: Iterable[str]) -> list[Claim]:
-    """Turn foreign claims into listed ones where ``stale.kill`` names their unit or container."""
+    """Turn foreign claims into listed ones where ``stale.kill`` names their unit or container.
+
+    What this very run descends from stays foreign.
+    """
     names = frozenset(listed)
+    spared = _line() if names else set()
     result = []
     for claim in claims:
         place = place_of(claim.process) if claim.kind == ownership.FOREIGN and names else None
-        if place is not None and _names_of(place) & names:
+        if place is not None and claim.process.pid not in spared and _names_of(place) & names:
             word = place.name if isinstance(place, Unit) else f"container {place.id[:12]}"
-            claim = Claim(claim.process, ownership.LISTED, f"{claim.why}, and {word} is listed in stale.kill")  # noqa: PLW2901
-        result.append(claim)
+            why = f"{claim.why}, and {word} is listed in stale.kill"
+            result.append(dataclasses.replace(claim, kind=ownership.LISTED, why=why))
+        else:
+            result.append(claim)
     return result
 
 
