@@ -12,7 +12,7 @@ from lamplighter.node import deploy, events, hindsight, journal, preflight, prob
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
-from lamplighter.node.observe import ports, processes
+from lamplighter.node.observe import ownership, ports, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.stages import repair
@@ -205,8 +205,10 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
             {
                 "pid": claim.process.pid,
                 "user": processes.user_name(claim.process.uid),
-                "title": claim.process.title,
-                "why": f"{claim.kind}: {claim.why}",
+                "title": claim.process.title if claim.may_be_stopped else ownership.shown_command(claim.process),
+                "why": f"{claim.kind}: {claim.why}" + (f"; lives in {claim.home}" if claim.home else ""),
+                "command": ownership.shown_command(claim.process),
+                "home": claim.home,
                 "action": "stop" if claim.may_be_stopped else "leave",
             }
             for claim in found.claims
