@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from lab import ledger
 from lamplighter.errors import LamplighterError
+from lamplighter.node.observe import ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parent.parent
 ADDRESS = "127.0.0.1"
+#: How far a port that somebody else has is moved at the most.
+PORTS_TRIED = 50
 SHELL = "/bin/sh"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -96,6 +99,11 @@ class Layout:
         return self.ssh / "server.json"
 
     @property
+    def ports(self) -> Path:
+        """Which port a server got instead of the one that its inventory names."""
+        return self.root / "ports.json"
+
+    @property
     def log(self) -> Path:
         return self.ssh / "server.log"
 
@@ -134,6 +142,31 @@ def prepare(name: str, directory: Path, *, gpus: int = 2) -> Path:
     with _taking_turns(layout):
         _furnish(layout, gpus)
     return layout.root
+
+
+def port_for(name: str, directory: Path, wanted: int) -> int:
+    """The port that a server of the node uses for ``wanted``: the same, unless somebody else on this machine has it.
+
+    A node in a box has no network of its own, so two of them (another user's, another checkout's) would meet on one
+    port. The choice is kept for as long as nobody else takes that port too.
+    """
+    layout = _layout(name, directory)
+    with _taking_turns(layout):
+        record = ledger.read_json(str(layout.ports))
+        chosen = record if isinstance(record, dict) else {}
+        candidates = [int(chosen.get(str(wanted), wanted)), *range(wanted, wanted + PORTS_TRIED)]
+        port = next((port for port in candidates if _is_ours_or_free(layout, port)), wanted)
+        if chosen.get(str(wanted)) != port:
+            ledger.write_json(str(layout.ports), {**chosen, str(wanted): port})
+        return port
+
+
+def _is_ours_or_free(layout: Layout, port: int) -> bool:
+    listening = ports.listeners(port)
+    if not listening:
+        return ports.is_free(ADDRESS, port)
+    owners = {pid for listener in listening for pid in listener.pids}
+    return bool(owners & _processes(layout).keys())
 
 
 def processes(name: str, directory: Path) -> list[int]:

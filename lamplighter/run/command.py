@@ -76,7 +76,7 @@ def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> l
     for host in inventory.resolve(inventory.select(patterns)):
         servers = [one for one in host.servers.values() if server in (None, one.name)]
         if servers:
-            chosen.append((_through_lab(host), servers))
+            chosen.append(_through_lab(host, servers))
     if not chosen:
         wanted = f"server {server!r}" if server else "a server"
         raise UsageError(
@@ -85,10 +85,13 @@ def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> l
     return chosen
 
 
-def _through_lab(host: Host) -> Host:
-    """Bring up the GPU node in a box that a host with ``lab: NAME`` stands for, and point the host to it."""
+def _through_lab(host: Host, servers: list[Server]) -> tuple[Host, list[Server]]:
+    """Bring up the GPU node in a box that a host with ``lab: NAME`` stands for, and point the host to it.
+
+    A port that somebody else on this machine has (another box) is replaced, and that is said.
+    """
     if host.lab is None:
-        return host
+        return host, servers
     from lab import node
 
     endpoint = node.ensure_up(host.lab, PROJECT / ".lab")
@@ -100,7 +103,15 @@ def _through_lab(host: Host) -> Host:
         key_file=str(endpoint.key_file),
         known_hosts=str(endpoint.known_hosts),
     )
-    return dataclasses.replace(host, connection=connection)
+    moved = []
+    for server in servers:
+        port = node.port_for(host.lab, PROJECT / ".lab", server.port)
+        if port != server.port:
+            print(
+                f"{host.name}: port {server.port} of this machine is taken; {server.name} uses {port}", file=sys.stderr
+            )
+        moved.append(server.model_copy(update={"port": port}))
+    return dataclasses.replace(host, connection=connection), moved
 
 
 def act(

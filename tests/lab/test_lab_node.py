@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -326,3 +327,15 @@ def test_deaths_are_timed_by_the_node_even_when_nobody_looks(tmp_path: Path) -> 
         stranger.wait()
     wait_until(lambda: not list((root / "gpu" / "ledger").iterdir()))
     assert node.down("box", tmp_path) is True
+
+
+def test_a_port_that_somebody_else_has_is_replaced_and_the_choice_kept(tmp_path: Path) -> None:
+    node.prepare("box", tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        wanted = other.getsockname()[1]
+        moved = node.port_for("box", tmp_path, wanted)
+        assert moved != wanted
+        assert node.port_for("box", tmp_path, wanted) == moved
+    assert node.port_for("box", tmp_path, wanted) == moved
