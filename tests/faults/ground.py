@@ -94,6 +94,19 @@ class Ground:
             self.serving = str(self.age)
         return self.serving
 
+    def start_by_hand(self) -> str:
+        """Make it a node that never heard of us, with a server that a person has started; its age."""
+        if self.serving != "none":
+            assert self.run("stop", "--json").code == 0
+        words = f"--model-path demo-model --served-model-name demo-model --port {PORT} --tp 1 --lab-speed 60"
+        self.node.sh(
+            f"rm -rf {ROOT}/servers; cd /root; "
+            f"AGE=hand setsid lamplighter-demo-server {words} >by-hand.log 2>&1 </dev/null &"
+        )
+        eventually(lambda: self.answer() == "hand", 60)
+        self.serving, self.settings = "none", {}
+        return "hand"
+
     # what the node does
 
     @contextlib.contextmanager

@@ -54,6 +54,7 @@ class Fault:
     old: Mapping[str, Any] = field(default_factory=dict)
     new: Mapping[str, Any] = field(default_factory=dict)
     hold: Mapping[str, Any] = field(default_factory=dict)
+    by_hand: bool = False
 
     def cells(self) -> Iterator[tuple[str, str]]:
         for number, stage in enumerate(self.all_stages if SOAK else self.stages):
@@ -271,6 +272,10 @@ FAULTS = (
     Fault("log of 1 GB", flood_log, always(FINE), ("ready",), ("ready",)),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm")),
     Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
+    Fault("server started by hand, first deploy", nothing, always(FINE), ("prove", "free"), ("prove", "free"),
+          by_hand=True),
+    Fault("same, and the new one dies", nothing, always(BACK), ("ready",), ("ready",), by_hand=True,
+          new={"args": {"lab-fail": "die:weights"}}),
     Fault("old server ignores TERM", nothing, always(FINE), ("stop",), ("stop",),
           old={"args": {"lab-fail": "ignore-term"}, "timeouts": {"stop": 1}}, new={"timeouts": {"stop": 1}}),
     Fault("old release fails in rollback", break_old_release, always(({Exit.CRASHED}, {"none"})), ("ready",),
@@ -339,12 +344,14 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
     """Play one cell; what came of it, for the table."""
     if fault.old is OLD_MODEL:
         mend_old_release(ground)
-    old = ground.settle(**fault.old)
+    old = ground.start_by_hand() if fault.by_hand else ground.settle(**fault.old)
     ground.configure(**fault.new)
     ages = {old: "old", str(ground.age): "new", "none": "none"}
     codes, answers = fault.ends(stage)
     try:
         with ground.holding(stage, **fault.hold) as process:
+            if ground.node.systemd:  # else the end of the login could be the worker's too
+                assert "/lamplighter-run-" in ground.node.read(f"/proc/{ground.held_worker()}/cgroup")
             code = fault.strike(ground, process)
             ground.release()
             told, _ = process.communicate(timeout=150)
@@ -371,3 +378,23 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
         ground.serving = str(ground.age)
         after = ", then deployed"
     return f"{code}, {answer} serves{after}" if answer != "none" else f"{code}, nothing serves{after}"
+
+
+def test_a_read_only_root_is_refused(park: NodePark, tmp_path: Any, request: pytest.FixtureRequest) -> None:
+    """At rest alone: while a server or a worker writes there, the kernel refuses to make it read-only."""
+    ground = Ground.make(park, "faults-ro", tmp_path, systemd=False)
+    try:
+        for stage in ("before the first deploy", "before a later one"):
+            ground.configure()
+            ground.node.read_only()
+            done = ground.deploy()
+            assert done.code == Exit.REFUSED, done
+            assert "Read-only file system" in done.stdout
+            assert ground.answer() == "none"
+            ground.node.read_only(False)
+            assert ground.deploy().code == Exit.OK
+            assert ground.trouble() == []
+            assert ground.run("stop", "--json").code == Exit.OK
+            note_cell(request, "root read-only", stage, "plain", "3, nothing serves, then deployed")
+    finally:
+        park.forget(ground.node.name)

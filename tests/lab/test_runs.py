@@ -175,3 +175,16 @@ def test_old_runs_are_pruned_but_for_those_that_something_refers_to(box: Box) ->
     left = sorted(path.name for path in (box.state / "runs").iterdir())
     assert len(left) == 20
     assert kept in left
+
+
+@pytest.mark.parametrize(("wish", "code"), [("keep", Exit.DEGRADED), ("rollback", Exit.ROLLED_BACK)])
+def test_a_failed_confirmation_keeps_or_rolls_back(box: Box, wish: str, code: Exit) -> None:
+    """The demo server writes over this variable before it starts its workers, as SGLang does."""
+    old = box.deploy().server("box", "demo")["release"]
+    box.configure(env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, on_confirm_failure=wish)
+    done = box.deploy()
+    assert done.code == code, done
+    report = done.server("box", "demo")
+    assert report["stage"] == "confirm"
+    assert (report["serving"]["release"] == old) == (wish == "rollback")
+    assert box.serves()
