@@ -325,7 +325,7 @@ def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) 
 
 def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
     """Return what serves now: the recorded server, if its process is alive, was ready, and its port has a listener."""
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     if record is None or not record.get("ready"):
         return None
     main = launcher.present(record).main

@@ -67,7 +67,7 @@ def _writable(plan: Plan, told: startup.Startup, home: ServerHome, need: startup
 
 def live_report(home: ServerHome) -> dict[str, Any]:
     """Prove the environment of the server that runs now, against the release that it was started from."""
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     now = launcher.present(record) if record is not None else launcher.Present(None)
     if record is None or now.main is None:
         message = now.note or ("its process is gone" if record is not None else "nothing has been deployed here")

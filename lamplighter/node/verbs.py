@@ -54,7 +54,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def _status_of(home: ServerHome) -> dict[str, Any]:
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
     if record is not None:
         found.update({name: record.get(name) for name in ("release", "pid", "port", "model", "since")})
@@ -305,7 +305,7 @@ def env(request: dict[str, Any], root: str) -> dict[str, Any]:
 def logs(request: dict[str, Any], root: str) -> None:
     """Send the last lines of the log of what serves (or served last), and what it gains when asked to follow."""
     home = server_home(root, request["servers"][0])
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     if record is None:
         relay.send({"event": events.LOG, "server": home.name, "text": "", "missing": True})
         return

@@ -7,6 +7,7 @@ it was, so that a node may change from one to the other: the old server is stopp
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, Callable, Mapping, Optional
 
 from lamplighter.node.act import detached, systemd
@@ -21,7 +22,7 @@ from lamplighter.node.act.launched import (
     read_launched,
     unit_in,
 )
-from lamplighter.node.layout import ServerHome
+from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.observe import ownership, processes
 from lamplighter.node.observe.ownership import Recorded
 from lamplighter.node.observe.processes import Process
@@ -46,6 +47,7 @@ __all__ = [
     "present",
     "read_exit",
     "read_launched",
+    "read_record",
     "recorded_in_unit",
     "returns_at_boot",
     "stop_unit",
@@ -136,6 +138,36 @@ def recorded_in_unit(home: ServerHome, table: Mapping[int, Process]) -> list[Rec
     """
     unit = systemd.recorded(home)
     return [] if unit is None else [Recorded(process.identity, None) for process in systemd.members(unit, table)]
+
+
+def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
+    """Return ``server.json`` as it is true now, None where nothing was ever started.
+
+    It speaks of the launch last made. If the node went down before that one was committed, it is gone, and systemd has
+    brought back the release that was committed before.
+    """
+    record = read_json(home.record)
+    if record is None or record.get("ready") or record["boot_id"] == processes.boot_id():
+        return record
+    committed = systemd.committed(home)
+    plan = read_json(home.release(committed["release"]).plan) if committed is not None else None
+    if committed is None or plan is None:
+        return record
+    server, files = plan["server"], home.run(committed["run"]).launch(committed["attempt"])
+    return {
+        **record,
+        "unit": committed["unit"],
+        "manager_uid": committed["manager_uid"],
+        "release": committed["release"],
+        "run": committed["run"],
+        "attempt": committed["attempt"],
+        "log": files.log,
+        "records": os.path.join(files.directory, "envproof"),
+        "host": server["host"],
+        "port": server["port"],
+        "model": server["served_name"],
+        "ready": True,
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -222,9 +222,9 @@ def launch(order: Order, home: ServerHome) -> Launched:
     Touches: a unit file below /run, ``unit.json``, the launch's log and process record. Raises LaunchFailed, OSError.
     """
     manager, unit = our_manager(), unit_for(order.server)
-    committed = _committed(home, manager, unit)
-    if order.launch.attempt == "old" and committed is not None and committed["release"] == order.release.digest:
-        order = dataclasses.replace(order, launch=home.run(committed["run"]).launch(committed["attempt"]))
+    known = committed(home)
+    if order.launch.attempt == "old" and known is not None and known["release"] == order.release.digest:
+        order = dataclasses.replace(order, launch=home.run(known["run"]).launch(known["attempt"]))
         _hold(manager, unit)
     else:
         _note(home, unit, {})
@@ -467,11 +467,15 @@ def let_go(home: ServerHome) -> None:
         manager.call("daemon-reload")
 
 
-def _committed(home: ServerHome, manager: Manager, unit: Unit) -> Optional[dict[str, Any]]:
+def committed(home: ServerHome) -> Optional[dict[str, Any]]:
+    """Return what is known of the committed unit (release, run, attempt), None if there is none, or not any more."""
     record = read_json(home.unit)
-    if record is None or not record.get("text") or unit_in(record) != unit:
+    if record is None or not record.get("text"):
         return None
-    return record if os.path.exists(os.path.join(manager.directory, unit.name)) else None
+    unit = unit_in(record)
+    if unit is None or not os.path.exists(os.path.join(Manager(unit.manager_uid).directory, unit.name)):
+        return None
+    return record
 
 
 def _note(home: ServerHome, unit: Unit, known: dict[str, Any]) -> None:
