@@ -169,7 +169,7 @@ def prove_live(
         while found and processes.is_alive(process.identity) and processes.age_seconds(process) < SETTLED_SECONDS:
             time.sleep(0.1)  # it has not come to its sitecustomize yet
             verdict, found = _judge(process, expected, records, engine, version)
-        if verdict.verdict != CARRIES and not processes.is_alive(process.identity):
+        if verdict.witness != MEMORY and not processes.is_alive(process.identity):
             continue  # a helper that has ended meanwhile; a worker that has is the readiness check's affair
         verdicts.append(verdict)
         differences += found
