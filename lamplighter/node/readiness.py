@@ -51,6 +51,8 @@ PAUSE_FACTOR = 4.0
 #: After the main process died its ranks may still be writing; the first cause may be among their last lines.
 QUIET_SECONDS = 0.5
 DRAIN_SECONDS = 3.0
+#: CPU seconds spent on looking for a cause in what was skipped.
+READ_AGAIN_SECONDS = 5.0
 #: When the engine says nothing about it: how long the first cause may come after the first sign of failure.
 SETTLE_SECONDS = 5.0
 #: However busy the other ranks are after a fatal line, the verdict is not put off for longer.
@@ -354,6 +356,8 @@ class _Watch:
         """Our own ``cause`` stands where the log has none of its own."""
         self._drain(0.0)
         found = self.watched.diagnosis(exited=crashed)
+        if found.cause is None and self.log.skipped:
+            found = self._read_again(crashed) or found
         if found.cause is None or cause in ("port_in_use", "wrong_model", "api_key"):
             own = found.cause != cause
             found = dataclasses.replace(
@@ -374,6 +378,18 @@ class _Watch:
             self.began,
             frozenset(self.crew.ever),
         )
+
+    def _read_again(self, crashed: bool) -> Optional[Diagnosis]:
+        """Look for the cause in what was skipped, from the beginning and for a while; None without one there."""
+        log, watched = LogFile(self.launch.log, self.launched.log_from, may_skip=False), LogWatch(self.engine)
+        watched.own_pids.update(self.crew.ever)
+        end = time.thread_time() + READ_AGAIN_SECONDS
+        while time.thread_time() < end and (data := log.new()):
+            watched.feed(data)
+        log.close()
+        watched.finish()
+        found = watched.diagnosis(exited=crashed)
+        return found if found.cause is not None else None
 
     def _drain(self, quiet_seconds: float) -> None:
         """Read the log to its end; while processes of the server live, until it has been quiet for a while."""

@@ -15,14 +15,16 @@ MOST_BEHIND = 64 << 20
 
 
 class LogFile:
-    """The log at ``path`` from byte ``offset`` on."""
+    """The log at ``path`` from byte ``offset`` on; with ``may_skip`` false none of it is ever skipped."""
 
-    def __init__(self, path: str, offset: int = 0) -> None:
+    def __init__(self, path: str, offset: int = 0, *, may_skip: bool = True) -> None:
         self.path = path
         self.skipped = 0
         self._offset = offset
         self._fd: Optional[int] = None
         self._is_aligned = True
+        self._may_skip = may_skip
+        self._was_behind = False
 
     def new(self) -> bytes:
         """Return at most READ_BYTES not yet seen. After a skip they begin with a whole line."""
@@ -57,11 +59,13 @@ class LogFile:
             size = os.fstat(self._fd).st_size
             if size < self._offset:  # truncated: what is there now is new
                 self._offset = 0
-            if size - self._offset > MOST_BEHIND:
+            is_behind = self._may_skip and size - self._offset > MOST_BEHIND
+            if is_behind and self._was_behind:  # what comes right after the last piece is read in any case
                 target = size - READ_BYTES
                 self.skipped += target - self._offset
                 self._offset = target
                 self._is_aligned = False
+            self._was_behind = is_behind
             data = os.pread(self._fd, READ_BYTES, self._offset)
         except OSError:
             return b""

@@ -1,0 +1,465 @@
+"""The watch over a start, on real processes that do as they are told: ready, dead, failed, hung, somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node import readiness
+from lamplighter.node.act.launcher import Launched
+from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
+from lamplighter.node.observe.logfile import LogFile
+from lamplighter.node.plan import Plan
+from lamplighter.node.probe import find_api_key
+from lamplighter.node.readiness import NotReady, Ready
+from tests.node.living import Living, process_of, until
+
+#: Runs each line of its stdin. `serve` opens the port; `answers` says how it answers.
+SERVER = r"""
+import http.server, json, os, signal, socket, subprocess, sys, threading, time
+answers = {"model": "m", "generate": 200, "health": 200, "slow": 0, "key": None, "title": "x"}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def reply(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status); self.send_header("Content-Length", str(len(data))); self.end_headers()
+        self.wfile.write(data)
+    def refused(self):
+        wanted = answers["key"]
+        return wanted and self.headers.get("Authorization") != f"Bearer {wanted}"
+    def do_GET(self):
+        if self.path == "/health": return self.reply(answers["health"], {})
+        if self.refused(): return self.reply(401, {})
+        self.reply(200, {"data": [{"id": answers["model"]}]})
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        while answers["generate"] is None: time.sleep(0.02)
+        if self.refused(): return self.reply(401, {})
+        self.reply(answers["generate"], {"choices": [{"text": "hi"}], "usage": {"completion_tokens": 1}})
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET
+def serve(port, host="127.0.0.1"):
+    if ":" in host: Server.address_family = socket.AF_INET6
+    server = Server((host, port), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    say(f"serving {port}")
+def say(text): print(text, flush=True)
+def child(title):
+    return subprocess.Popen([title, "600"], executable="/bin/sleep")
+print("begun", flush=True)
+for line in sys.stdin:
+    exec(line)
+time.sleep(600)
+"""
+
+ENGINE: dict[str, Any] = {
+    "name": "zebra",
+    "settle": 0.6,
+    "api_key_flag": "--api-key",
+    "api_key_env": "ZEBRA_KEY",
+    "identity": {"source": "models", "path": "/v1/models", "field": "data.*.id", "equals": ["{served_name}"]},
+    "generate": {"kind": "completion", "path": "/v1/completions", "body": {"prompt": "x"}},
+    "processes": {"titles": [], "entry_points": [], "needed_workers": ["^zebra::worker"]},
+    "stall": {"boot": 60, "weights": 60},
+    "phases": [
+        {"name": "weights", "patterns": ["loading stripes"]},
+        {"name": "ready", "patterns": ["ready to gallop"]},
+    ],
+    "percent": [r"(?P<percent>\d+)% of stripes"],
+    "rank": [r"rank (?P<rank>\d+):"],
+    "failures": [
+        {"id": "gpu_oom", "patterns": ["out of stripes"], "hint": "lower servers.{server}.args.stripes"},
+        {"id": "import_error", "patterns": ["no such module"], "survivable": True, "hint": "install it"},
+    ],
+    "wrappers": ["a child failed"],
+    "idle": ["still waiting"],
+    "warnings": [{"id": "fallback", "patterns": ["falling back to"], "hint": "see servers.{server}.args"}],
+    "measures": {"kv_tokens": [r"pool of (?P<value>[\d,]+) tokens"]},
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Start:
+    """A server under watch; ``do`` lets it do something, ``verdict`` waits for what the watch says."""
+
+    def __init__(self, living: Living, directory: Path) -> None:
+        self.port = free_port()
+        self.launch = LaunchFiles(str(directory), "new")
+        self.told: list[dict[str, Any]] = []
+        self._living = living
+        self.log = Path(self.launch.log)
+        with self.log.open("wb") as output:
+            self.child = living.start(
+                [sys.executable, "-c", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        assert until(lambda: b"begun" in self.log.read_bytes())
+        self.main = process_of(self.child.pid).identity
+        self.verdicts: list[Ready | NotReady | BaseException] = []
+        self.at = 0.0
+
+    def do(self, line: str) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write(f"{line}\n".encode())
+        self.child.stdin.flush()
+
+    def say(self, text: str) -> None:
+        self.do(f"say({text!r})")
+
+    def plan(self, **given: Any) -> Plan:
+        timeouts = {"stop": 5, "free": 5, "ready": 60, "stall": "by phase", **given.pop("timeouts", {})}
+        data = {
+            "name": "kimi", "engine": "zebra", "engine_version": None, "model": "m", "served_name": "m",
+            "host": "127.0.0.1", "port": self.port, "gpus": [], "python": "python3", "argv": [], "env": {},
+            "launcher": "detached", "stale": {"policy": "engine", "kill": []}, "timeouts": timeouts, "keep_releases": 5,
+            "gpus_unified": "refuse", "allow": [], "sitecustomize": {"scope": "server"},
+        }  # fmt: skip
+        return Plan.load({**data, **given})
+
+    def watch(self, engine: dict[str, Any] | None = None, api_key: str | None = None, **given: Any) -> None:
+        """Begin to watch, in a thread."""
+        plan = self.plan(**given)
+
+        def progress(message: str, **fields: Any) -> None:
+            self.told.append({"message": message, **fields})
+
+        def run() -> None:
+            try:
+                launched = Launched(self.main, None)
+                found = readiness.watch(plan, {**ENGINE, **(engine or {})}, self.launch, launched, api_key, progress)
+                self.verdicts.append(found)
+            except BaseException as error:
+                self.verdicts.append(error)
+            self.at = time.monotonic()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def verdict(self, seconds: float = 30.0) -> Ready | NotReady:
+        assert until(lambda: self.verdicts, seconds), "no verdict"
+        found = self.verdicts[0]
+        assert not isinstance(found, BaseException), found
+        return found
+
+    def failed(self, cause: str, seconds: float = 30.0) -> NotReady:
+        found = self.verdict(seconds)
+        assert isinstance(found, NotReady)
+        assert found.diagnosis.cause == cause, found
+        return found
+
+    def is_undecided(self, seconds: float) -> bool:
+        """Whether no verdict comes within ``seconds``."""
+        return not until(lambda: self.verdicts, seconds)
+
+
+@pytest.fixture
+def start(living: Living, tmp_path: Path) -> Iterator[Start]:
+    made = Start(living, tmp_path)
+    yield made
+    with contextlib.suppress(OSError):
+        if made.child.stdin is not None:
+            made.child.stdin.close()
+
+
+# -- ready
+
+
+def test_ready_when_it_has_answered_and_no_line_said_so(start: Start) -> None:
+    start.watch()
+    start.say("loading stripes")
+    start.say("pool of 1,234 tokens")
+    start.say("falling back to spots")
+    start.do(f"serve({start.port})")
+    found = start.verdict()
+    assert isinstance(found, Ready)
+    assert abs(found.answered_at - time.time()) < 30
+    assert found.measures == {"kv_tokens": 1234.0}
+    assert found.warnings == (("falling back to spots", "see servers.{server}.args"),)
+    assert "weights" in found.phases
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "::1"])
+def test_any_address(start: Start, address: str) -> None:
+    if ":" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    start.watch(host=address)
+    start.do(f"serve({start.port}, {address!r})")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_an_endpoint_that_answers_is_not_enough(start: Start) -> None:
+    start.do("answers['generate'] = None")
+    start.watch()
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert start.is_undecided(1.0)
+    start.do("answers['generate'] = 200")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_another_model_is_not_waited_for(start: Start) -> None:
+    start.do("answers['model'] = 'other'")
+    start.watch()
+    start.do(f"serve({start.port})")
+    assert "serves other, not m" in start.failed("wrong_model").message
+
+
+def test_a_stale_server_on_the_port_is_not_ours(start: Start, living: Living, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Start(living, tmp_path / "other")
+    other.do(f"serve({start.port})")
+    assert until(lambda: b"serving" in other.log.read_bytes())
+    start.watch()
+    assert start.is_undecided(0.8)  # it may go away yet
+    start.say("ready to gallop")
+    found = start.failed("port_in_use")
+    assert f"pid {other.child.pid}" in found.diagnosis.evidence
+    assert not found.crashed
+
+
+# -- keys
+
+
+def test_the_key_is_sent_and_never_said(start: Start) -> None:
+    start.do("answers['key'] = 'sk-lamp-1'")
+    start.watch(api_key="sk-lamp-1")
+    start.say("server_args=(api_key='sk-lamp-1') out of order")
+    start.do(f"serve({start.port})")
+    assert isinstance(start.verdict(), Ready)
+    assert "sk-lamp-1" not in json.dumps(start.told)
+
+
+def test_a_wrong_key_is_not_waited_for(start: Start) -> None:
+    start.do("answers['key'] = 'sk-lamp-1'")
+    start.watch(api_key="sk-lamp-2")
+    start.do(f"serve({start.port})")
+    assert "401" in start.failed("api_key").message
+
+
+def test_where_the_key_comes_from(start: Start, tmp_path: Path) -> None:
+    release = ReleaseDirectory(str(tmp_path))
+    assert find_api_key(start.plan(), ENGINE, release) is None
+    assert find_api_key(start.plan(argv=["z", "--api-key", "one"]), ENGINE, release) == "one"
+    assert find_api_key(start.plan(argv=["z", "--api-key=two"]), ENGINE, None) == "two"
+    env = {"ZEBRA_KEY": {"value": "three", "mode": "default"}}
+    assert find_api_key(start.plan(env=env), ENGINE, release) == "three"
+    (tmp_path / "env").write_text("export A='x y'\nexport ZEBRA_KEY='fo\"ur'\n")
+    assert find_api_key(start.plan(env=env), ENGINE, release) == 'fo"ur'
+
+
+# -- dead, failed, hung
+
+
+def test_death_is_told_at_once_with_the_last_words(start: Start) -> None:
+    start.watch()
+    start.say("loading stripes")
+    start.say("rank 3: out of stripes")
+    assert until(lambda: any(event["phase"] == "weights" for event in start.told))
+    start.do("os._exit(7)")
+    start.child.wait()
+    died = time.monotonic()
+    found = start.failed("gpu_oom")
+    assert found.crashed
+    assert (found.diagnosis.rank, found.diagnosis.phase) == (3, "weights")
+    assert start.at - died < 3.0  # one of them for the exit status, which nobody writes here
+
+
+def test_a_fatal_line_ends_the_watch_though_the_launcher_hangs_on(start: Start) -> None:
+    start.watch()
+    start.say("loading stripes")
+    start.say("a child failed")
+    start.do("time.sleep(0.2)")
+    start.say("rank 1: out of stripes")  # the cause comes after the first sign of failure
+    found = start.failed("gpu_oom")
+    assert found.crashed
+    assert "hangs on" in found.message
+    assert start.child.poll() is None
+
+
+def test_what_may_be_survived_is_no_verdict(start: Start) -> None:
+    start.watch()
+    start.say("no such module")
+    assert start.is_undecided(1.5)
+    start.do(f"serve({start.port})")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_a_fatal_word_is_put_off_while_the_start_goes_on(start: Start) -> None:
+    start.watch()
+    start.say("out of stripes")
+    for percent in range(1, 8):
+        start.do("time.sleep(0.25)")
+        start.say(f"{percent}% of stripes")
+    assert start.is_undecided(1.2)
+    start.do(f"serve({start.port})")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_a_needed_worker_that_dies_ends_the_watch(start: Start) -> None:
+    start.do("worker = child('zebra::worker_TP0')")
+    start.do("other = child('zebra::helper')")
+    start.watch()
+    assert start.is_undecided(1.5)  # long enough for it to be seen
+    start.do("other.kill(); other.wait()")
+    assert start.is_undecided(1.0)  # nobody needs that one
+    start.do("worker.kill(); worker.wait()")
+    found = start.failed("worker_died")
+    assert "zebra::worker_TP0" in found.message
+    assert found.crashed
+
+
+def test_a_hung_engine_is_known_by_its_own_health(start: Start) -> None:
+    start.do("answers.update(generate=None, health=503)")
+    start.watch({"health": {"path": "/health", "timeout": 5, "veto_status": [503]}})
+    start.do(f"serve({start.port})")
+    assert start.is_undecided(1.5)  # warming up: it may say so
+    start.say("ready to gallop")
+    assert "/health answers 503" in start.failed("engine_hung").message
+
+
+def test_health_alone_never_makes_it_ready(start: Start) -> None:
+    start.do("answers.update(generate=500)")
+    start.watch({"health": {"path": "/health", "timeout": 5, "veto_status": [503]}})
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert start.is_undecided(1.5)
+
+
+# -- the two clocks
+
+
+def test_silence_is_a_stall_and_names_the_last_sign_of_life(start: Start) -> None:
+    start.watch(timeouts={"stall": 1.5})
+    start.say("loading stripes")
+    found = start.failed("stalled")
+    assert "stalled in phase weights" in found.message
+    assert "loading stripes" in found.message
+    assert not found.crashed
+
+
+def test_waiting_said_aloud_is_no_life_and_a_moving_bar_is(start: Start) -> None:
+    start.watch(timeouts={"stall": 1.5})
+    for percent in range(12):
+        start.say(f"{percent}% of stripes")
+        start.do("time.sleep(0.25)")
+    assert start.is_undecided(2.5)
+    start.do("[(say('still waiting'), time.sleep(0.1)) for _ in range(100)]")
+    start.failed("stalled")
+
+
+def test_the_cap_holds_whatever_moves(start: Start) -> None:
+    start.watch(timeouts={"ready": 1.5})
+    start.do("[(say(f'{n}% of stripes'), time.sleep(0.1)) for n in range(50)]")
+    found = start.failed("timeout")
+    assert "not ready after 2 s, in phase boot" in found.message
+    assert "timeouts.ready" in found.diagnosis.hint
+
+
+# -- floods
+
+
+def test_a_flood_is_read_past_and_its_first_failure_kept(start: Start) -> None:
+    start.watch()
+    start.say("rank 2: out of stripes")
+    assert until(lambda: b"stripes" in start.log.read_bytes())
+    with start.log.open("ab") as log:
+        for _ in range(120):
+            log.write(b"nothing to see here, line after line\n" * 30_000)
+    start.do("os._exit(1)")
+    found = start.failed("gpu_oom", 60)
+    assert found.diagnosis.rank == 2
+    assert "were skipped" in found.message
+
+
+def test_ranks_that_differ_are_told(start: Start) -> None:
+    start.watch()
+    start.say("rank 0: loading stripes")
+    start.say("rank 1: ready to gallop")
+    assert until(lambda: any(event.get("ranks") for event in start.told))
+    told = next(event for event in start.told if event.get("ranks"))
+    assert told["ranks"] == {"0": "weights", "1": "ready"}
+    assert told["rank"] == 0
+
+
+def test_a_failure_within_a_flood_is_found_afterwards(start: Start) -> None:
+    start.watch()
+    with start.log.open("ab") as log:
+        for part in range(120):
+            log.write(b"nothing to see here, line after line\n" * 30_000)
+            if part == 60:
+                log.write(b"rank 2: out of stripes\n")
+    start.do("os._exit(1)")
+    found = start.failed("gpu_oom", 60)
+    assert found.diagnosis.rank == 2
+
+
+# -- the log as a file
+
+
+def read_all(log: LogFile) -> bytes:
+    return b"".join(iter(log.new, b""))
+
+
+def test_a_log_that_is_not_there_yet_and_grows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LogFile(str(path))
+    assert log.new() == b""
+    path.write_bytes(b"one\n")
+    assert read_all(log) == b"one\n"
+    with path.open("ab") as more:
+        more.write(b"two\n")
+    assert read_all(log) == b"two\n"
+    log.close()
+
+
+def test_truncated_and_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    log = LogFile(str(path), 4)
+    assert read_all(log) == b"two\n"
+    os.truncate(path, 0)
+    with path.open("ab") as more:
+        more.write(b"x\n")
+    assert read_all(log) == b"x\n"
+    with path.open("ab") as more:
+        more.write(b"last of the old\n")
+    path.rename(tmp_path / "log.1")
+    assert read_all(log) == b"last of the old\n"
+    path.write_bytes(b"first of the new\n")
+    assert read_all(log) == b"first of the new\n"
+    log.close()
+
+
+def test_too_far_behind_it_skips_to_a_line_and_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        for number in range(90):
+            file.write(b"%03d\n" % number * (1 << 18))
+    log = LogFile(str(path))
+    assert log.new()[:4] == b"000\n"
+    data = log.new()
+    assert data[:4] in (b"088\n", b"089\n")
+    assert log.skipped > 80 << 20
+    whole = LogFile(str(path), may_skip=False)
+    assert sum(map(len, iter(whole.new, b""))) == 90 << 20
+    assert whole.skipped == 0
+    log.close()
+    whole.close()
