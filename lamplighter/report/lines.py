@@ -87,6 +87,10 @@ class Lines:
             if progress.phase:
                 percent = "" if progress.percent is None else f" {progress.percent:.0f} %"
                 parts.append(f"phase {progress.phase}{percent}")
+            if progress.eta:
+                parts.append(f"ready in {progress.eta}")
+            if progress.ranks:
+                parts.append(progress.ranks)
             if progress.memory:
                 parts.append(f"GPU memory {progress.memory}")
             if last := progress.last_line or progress.message:

@@ -119,7 +119,7 @@ class View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         is_plain = options.ascii_only
-        has_room = 4 * len(self._servers) < console.height
+        has_room = 5 * len(self._servers) < console.height
         for progress in self._servers:
             for line in self._full(progress, options) if has_room else self._short(progress):
                 line.no_wrap = True
@@ -133,6 +133,8 @@ class View:
             yield _stages(progress, options.max_width)
         if progress.stage:
             yield self._current(progress, options.ascii_only)
+            if progress.ranks:
+                yield Text(f"  {progress.ranks}", style="yellow")
             if last := progress.last_line or progress.message:
                 yield Text(f"  {last}", style="dim")
 
@@ -161,6 +163,10 @@ class View:
             done, left = ("#", "-") if is_plain else ("\u2501", "\u2500")
             line.append(f"  {done * full}{left * (_BAR - full)} {progress.percent:3.0f}%")
         line.append(f"  {clock(progress.in_stage(self._now))}")
+        if progress.phase_eta:
+            line.append(f"  {progress.phase} {progress.phase_eta} more")
+        if progress.eta:
+            line.append(f"  ready in {progress.eta}")
         if progress.memory:
             line.append(f"  GPU memory {progress.memory}")
         return line

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamplighter.node import events
-from lamplighter.report.wording import clean, number, text
+from lamplighter.node.events import PHASES
+from lamplighter.report.wording import clean, number, seconds, text
+
+#: With more GPUs than these only their sum is shown.
+MOST_GPUS = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Progress:
         self.run = run
         self.verb = self.release = self.stage = self.phase = self.message = self.last_line = self.outcome = ""
         self.percent: float | None = None
-        self.memory = ""
+        self.memory = self.ranks = self.eta = self.phase_eta = ""
         self.has_failed = False
         self.past: list[PastStage] = []
         self._stage_began = self._node_elapsed = 0.0
@@ -93,6 +97,7 @@ class Progress:
 
     def _begin(self, stage: str) -> None:
         self.stage, self.phase, self.message, self.percent = stage, "", "", None
+        self.ranks = self.eta = self.phase_eta = ""
         self._stage_began = self._node_elapsed
 
     def _finish(self, event: Mapping[str, Any]) -> None:
@@ -110,6 +115,9 @@ class Progress:
         phase = clean(event.get("phase"))
         if phase and phase != self.phase:
             self.phase, self.percent = phase, None
+        if phase:  # each of these events tells anew what is left, and how the ranks differ
+            self.eta, self.phase_eta = time_left(event.get("eta")), time_left(event.get("phase_eta"))
+            self.ranks = ranks_that_differ(event.get("ranks"))
         percent = number(event.get("percent"))
         if percent is not None:
             self.percent = min(100.0, max(0.0, percent))
@@ -118,8 +126,35 @@ class Progress:
         self.memory = gpu_memory(event.get("gpus")) or self.memory
 
 
+def time_left(span: object) -> str:
+    """``about 3m 10s`` or ``2m 50s to 3m 40s`` for [least, most] seconds; empty when they are unknown."""
+    if not isinstance(span, (list, tuple)) or len(span) != 2:
+        return ""
+    least, most = number(span[0]), number(span[1])
+    if least is None or most is None:
+        return ""
+    low, high = seconds(max(0.0, least)), seconds(max(0.0, most))
+    return f"about {low}" if low == high else f"{low} to {high}"
+
+
+def ranks_that_differ(ranks: object) -> str:
+    """``rank 1 weights, rank 0 2 3 graphs`` for {rank: phase}, the slowest first; empty while they are alike."""
+    if not isinstance(ranks, Mapping):
+        return ""
+    by_phase: dict[str, list[str]] = {}
+    for rank, phase in ranks.items():
+        by_phase.setdefault(clean(phase), []).append(clean(rank))
+    if len(by_phase) < 2:
+        return ""
+    order = sorted(by_phase, key=lambda phase: PHASES.index(phase) if phase in PHASES else len(PHASES))
+    return ", ".join(f"rank {' '.join(by_phase[each])} {each}" for each in order)
+
+
 def gpu_memory(gpus: object) -> str:
-    """``310 of 640 GiB`` over GPUs given as ``[{"used_mib", "total_mib"}, ...]``; empty when nothing is known."""
+    """``62 61 of 80 GiB`` for GPUs given as ``[{"used_mib", "total_mib"}, ...]``, one number a GPU.
+
+    ``310 of 640 GiB`` where they are many or differ in size; empty when nothing is known.
+    """
     if not isinstance(gpus, (list, tuple)):
         return ""
     rows = [(number(gpu.get("used_mib")), number(gpu.get("total_mib"))) for gpu in gpus if isinstance(gpu, Mapping)]
@@ -127,5 +162,7 @@ def gpu_memory(gpus: object) -> str:
     total = [row[1] for row in rows if row[1] is not None]
     if not used:
         return ""
+    if len(total) == len(used) and len(set(total)) == 1 and 1 < len(used) <= MOST_GPUS:
+        return f"{' '.join(f'{each / 1024:.0f}' for each in used)} of {total[0] / 1024:.0f} GiB"
     text_used = f"{sum(used) / 1024:.0f}"
     return f"{text_used} of {sum(total) / 1024:.0f} GiB" if len(total) == len(used) else f"{text_used} GiB"

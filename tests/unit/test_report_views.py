@@ -21,8 +21,9 @@ from lamplighter.errors import InventoryError, Unreachable
 from lamplighter.node import events
 from lamplighter.report.jsonlines import JsonLines
 from lamplighter.report.lines import Lines
-from lamplighter.report.live import Live
+from lamplighter.report.live import Live, View
 from lamplighter.report.output import Output
+from lamplighter.report.progress import Progress, gpu_memory, ranks_that_differ, time_left
 from lamplighter.report.report import Fold, Report
 from lamplighter.report.reporter import Reporter, reporter_for
 from lamplighter.report.summary import summary
@@ -174,7 +175,7 @@ def test_live_view_shows_stages_phase_bar_memory_and_last_line() -> None:
     assert lines[0] == "gpu1/kimi  deploy 77aa01bc22ef  02:31"
     assert lines[1] == "  lock 0.0 preflight 1.2 stage 0.1 prove 2.3 stop 4.0 free 3.1 start 0.2"
     bar = "\u2501" * 7 + "\u2500" * 9
-    assert lines[2] == f"  ready  weights  {bar}  42%  02:21  GPU memory 100 of 281 GiB"
+    assert lines[2] == f"  ready  weights  {bar}  42%  02:21  GPU memory 50 50 of 140 GiB"
     assert lines[3] == ("  Loading safetensors 42% " + "#" * 200)[:79] + "\u2026"
 
 
@@ -386,3 +387,50 @@ def test_clean_of_a_log_line_of_megabytes_is_short_and_quick() -> None:
 )
 def test_seconds(value: float, shown: str) -> None:
     assert seconds(value) == shown
+
+
+# -- what is left, ranks that differ, memory a GPU
+
+
+def test_time_left_is_a_number_or_a_range() -> None:
+    assert time_left([190.0, 190.0]) == "about 3m 10s"
+    assert time_left([4, 220.0]) == "4.0 s to 3m 40s"
+    for odd in (None, [], [1], ["x", 2], {}, [None, 3]):
+        assert time_left(odd) == ""
+
+
+def test_ranks_are_told_only_where_they_differ_the_slowest_first() -> None:
+    assert ranks_that_differ({"0": "graphs", "1": "weights", "2": "graphs"}) == "rank 1 weights, rank 0 2 graphs"
+    assert ranks_that_differ({"0": "graphs", "1": "graphs"}) == ""
+    assert ranks_that_differ({"0": "odd", "1": "graphs"}) == "rank 1 graphs, rank 0 odd"
+    assert ranks_that_differ([1]) == ""
+
+
+def test_memory_is_told_for_each_gpu_while_they_are_few_and_alike() -> None:
+    def row(used: int, total: int | None = 81920) -> dict[str, int | None]:
+        return {"used_mib": used, "total_mib": total}
+
+    assert gpu_memory([row(63488), row(62464)]) == "62 61 of 80 GiB"
+    assert gpu_memory([row(63488)]) == "62 of 80 GiB"
+    assert gpu_memory([row(63488), row(1024, 24576)]) == "63 of 104 GiB"
+    assert gpu_memory([row(1024)] * 16) == "16 of 1280 GiB"
+    assert gpu_memory([row(1024, None)]) == "1 GiB"
+
+
+def test_the_live_view_and_the_lines_show_them() -> None:
+    progress = Progress("gpu1", "kimi", 0.0)
+    event = {"event": "progress", "stage": "ready", "message": "weights", "phase": "weights", "run": "r"}
+    progress.take({"event": "stage_start", "stage": "ready", "run": "r"}, 0.0)
+    progress.take({**event, "eta": [60, 90], "phase_eta": [5, 5], "ranks": {"0": "graphs", "1": "weights"}}, 1.0)
+    assert (progress.eta, progress.phase_eta, progress.ranks) == (
+        "60.0 s to 90.0 s",
+        "about 5.0 s",
+        "rank 1 weights, rank 0 graphs",
+    )
+    drawn = io.StringIO()
+    Console(width=160, file=drawn, force_terminal=False).print(View([progress], 1.0))
+    shown = drawn.getvalue()
+    assert "ready in 60.0 s to 90.0 s" in shown
+    assert "rank 1 weights" in shown
+    progress.take(event, 2.0)
+    assert progress.eta == progress.ranks == ""
