@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
-from lamplighter.node.layout import ServerHome, read_json
+from lamplighter.node.layout import ServerHome, all_servers, read_json
 from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
 
@@ -295,7 +295,33 @@ def find_claims(
         listed=plan.stale_kill,
         uid=os.geteuid(),
     )
+    if any(claim.kind == ownership.STALE for claim in found):
+        siblings = _siblings(home, table)
+        found = [_spare_sibling(claim, siblings) for claim in found]
     return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
+
+
+def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[int, str]:
+    """Return the processes of the other servers that lamplighter keeps here and that serve: whose each pid is."""
+    found: dict[int, str] = {}
+    for other in all_servers(os.path.dirname(os.path.dirname(home.path))):
+        serving = what_serves(other) if other.name != home.name else None
+        if serving is not None:
+            pids = {serving["pid"]}
+            for record in recorded_launches(other, table):
+                pids.update(process.pid for process in ownership.members(record, table))
+            pids.update(process.pid for process in processes.descendants(pids, table))
+            found.update(dict.fromkeys(pids, other.name))
+    return found
+
+
+def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str]) -> ownership.Claim:
+    """A server that was deployed and serves is not stale, however much it is in the way."""
+    name = siblings.get(claim.process.pid)
+    if claim.kind != ownership.STALE or name is None:
+        return claim
+    why = f"{claim.why}; it is server {name} of lamplighter: `stop --server {name}` ends it"
+    return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 
 
 def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:

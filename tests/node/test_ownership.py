@@ -286,6 +286,25 @@ def test_the_looker_never_claims_itself(zoo: Zoo) -> None:
     assert [claim.kind for claim in found if claim.process.pid == os.getpid()] == [FOREIGN]
 
 
+def test_whom_the_looker_descends_from_is_foreign(zoo: Zoo) -> None:
+    """The shell over SSH that carries our command may well name the engine, and hold what we ask for."""
+    zoo.holders = {os.getpid(), os.getppid()}
+    engine = {"processes": {"titles": ["."], "entry_points": ["."]}}
+    for listed in ([], [process_of(os.getppid()).title]):
+        found = ownership.claims(zoo.look(), [], engine, policy="engine", listed=listed, uid=os.geteuid())
+        line = {claim.process.pid: claim for claim in found if claim.process.pid in zoo.holders}
+        assert [claim.kind for claim in line.values()] == [FOREIGN] * len(zoo.holders)
+        assert "this very run descends from it" in line[os.getppid()].why
+
+
+def test_commands_are_shown_without_secrets(living: Living) -> None:
+    words = ["trainer", "--api-key", "s3cret", "--token=s3cret", "HF_TOKEN=s3cret", "--port", "80", "--keys", "-x"]
+    shown = ownership.shown_command(dataclasses.replace(process_of(os.getpid()), argv=tuple(words)))
+    assert shown == "trainer --api-key *** --token=*** HF_TOKEN=*** --port 80 --keys -x"
+    long = dataclasses.replace(process_of(os.getpid()), argv=("x" * 500,))
+    assert len(ownership.shown_command(long)) == ownership.COMMAND_LENGTH
+
+
 def test_a_claim_reads_as_a_sentence(zoo: Zoo, living: Living) -> None:
     process = living.titled("sglang::scheduler_TP0")
     user = processes.user_name(os.getuid())
@@ -311,6 +330,7 @@ def test_a_listed_name_is_a_title_a_command_or_a_path(zoo: Zoo, living: Living) 
     assert zoo.claims(listed=["text-generation"])[argument] == FOREIGN
     for name in ("sleep", SLEEP):
         assert zoo.claims(listed=[name])[by_path] == LISTED
+    assert zoo.claims(listed=["/opt/elsewhere/sleep"])[by_path] == FOREIGN
     assert zoo.claims(listed=["slee"])[by_path] == FOREIGN
 
 

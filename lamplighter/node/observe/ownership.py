@@ -297,5 +297,7 @@ class _EngineLooks:
 
 
 def _is_listed(process: Process, listed: tuple[str, ...]) -> bool:
-    names = {process.comm, process.title, *(process.argv[:1])}
-    return any(name in names or os.path.basename(name) in names for name in listed)
+    """A path names that very file; a plain name is what the process calls itself, wherever its file lies."""
+    paths = {process.title, *process.argv[:1], process.exe}
+    names = {process.comm, process.title, os.path.basename(process.title)}
+    return any(name in (paths if "/" in name else names) for name in listed)
