@@ -27,17 +27,35 @@ HELP = {
 READING = {name: HELP[name] for name in ("host", "server", "json")}
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
-def deploy(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={
+        **HELP,
+        "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
+        "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
+    },
+)
+def deploy(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    if_changed: bool = False,
+    max_age: str | None = None,
+    json: bool = False,
+    wait: int = 0,
+) -> None:
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
-    from lamplighter.run import command, verify
+    from lamplighter.run import command, drift, verify
 
     settings = command.settings_from(c, as_json=json)
+    with command.guarded(settings):
+        unless = drift.conditions(if_changed, max_age)
     command.act(
         settings,
         host,
         server,
-        lambda session, one, listen: session.run("deploy", one, listen, wait=wait),
+        lambda session, one, listen: session.run("deploy", one, listen, wait=wait, **unless),
         lambda session, one, fold, listen: verify.afterwards(session, one, settings.inventory, fold, listen),
     )
 
@@ -172,39 +190,68 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
-def status(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
-    """Show what serves and since when, and a run in progress with its stage. Reads only."""
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
+)
+def status(
+    c: Context, host: list[str], server: str | None = None, json: bool = False, watch: float | None = None
+) -> None:
+    """Show what serves and since when, its drift, and a run in progress with its stage. Reads only."""
     from lamplighter.report import status_text
-    from lamplighter.run import command
+    from lamplighter.run import command, drift
 
+    settings = command.settings_from(c, as_json=json)
+    if watch is not None:
+        drift.watch(settings, host, server, watch)
     command.read(
-        command.settings_from(c, as_json=json),
+        settings,
         host,
         server,
         "status",
-        lambda session, servers: session.statuses([one.name for one in servers]),
+        lambda session, servers: session.standings(servers),
         status_text,
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**READING, "only": "pytest -k expression: run only these checks"})
-def verify(c: Context, host: list[str], server: str | None = None, only: str = "", json: bool = False) -> None:
-    """Run the testinfra checks of the node's roles against each server. Reads only; exit 8 when one fails."""
+@task(
+    auto_shortflags=False,
+    iterable=["host"],
+    help={
+        **READING,
+        "only": "pytest -k expression: run only these checks",
+        "k": "the same as --only",
+        "junit": "write the results there as JUnit XML, too",
+    },
+)
+def verify(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    only: str = "",
+    k: str = "",
+    junit: str | None = None,
+    json: bool = False,
+) -> None:
+    """Run the testinfra checks of the node's roles against each server. Reads only; exit 8 when a blocker fails."""
     from lamplighter.report import verify_text
     from lamplighter.run import command
-    from lamplighter.run.verify import judge_checks
-    from lamplighter.run.verify import verify as run_checks
+    from lamplighter.run import verify as checks
 
     settings = command.settings_from(c, as_json=json)
+    results = checks.Results(junit)
     command.read(
         settings,
         host,
         server,
         "verify",
-        lambda session, servers: {one.name: run_checks(session, one, settings.inventory, only) for one in servers},
+        lambda session, servers: {
+            one.name: results.add(session, one, checks.verify(session, one, settings.inventory, only or k))
+            for one in servers
+        },
         verify_text,
-        judge_checks,
+        checks.judge_checks,
     )
 
 

@@ -28,7 +28,7 @@ from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_me
 
 # Keys that look reasonable and are not taken, with what to do instead.
 _INSTEAD = {
-    **dict.fromkeys(("hooks", "notify", "bench", "variants", "checks", "nodes"), "this version does not offer it"),
+    **dict.fromkeys(("hooks", "notify", "bench", "variants", "nodes"), "this version does not offer it"),
     "api_key": "put the key under `secrets`, or pass the engine's flag under `args`",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
@@ -156,6 +156,22 @@ def _env_text(value: object) -> str:
     return str(value)
 
 
+def _check_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", value):
+        raise _Unfit("is no name of a check or a threshold: a-z, digits and _, beginning with a letter")
+    return value
+
+
+def _check(value: object) -> object:
+    if value is False:  # YAML reads the bare word off as false
+        return "off"
+    if value in ("blocker", "warning", "off") or (isinstance(value, int | float) and value is not True):
+        return value
+    if isinstance(value, list | tuple) and all(_is_word(each) for each in value):
+        return tuple(value)
+    raise _Unfit("must be blocker, warning or off for a check, a number or a list for a threshold")
+
+
 def _secret(value: object) -> SecretRef:
     if not isinstance(value, SecretRef):
         raise _Unfit("must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here")
@@ -167,6 +183,8 @@ Text = Annotated[str, BeforeValidator(_text)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
 ArgValue = Annotated[bool | int | float | str | tuple[str | int | float, ...] | None, PlainValidator(_arg)]
+CheckName = Annotated[str, AfterValidator(_check_name)]
+CheckValue = Annotated[str | int | float | tuple[str | int | float, ...], PlainValidator(_check)]
 Secret = Annotated[SecretRef, PlainValidator(_secret), PlainSerializer(str)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 
@@ -243,6 +261,7 @@ class Server(_Frozen):
     on_confirm_failure: Literal["keep", "rollback"] = "keep"
     allow: tuple[Text, ...] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
+    checks: Mapping[CheckName, CheckValue] = {}
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe; secrets appear as their reference."""

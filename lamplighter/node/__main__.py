@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import Any, Optional
 
@@ -33,6 +34,13 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
 
 def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
+    if request.get("if_changed"):
+        with relay.heartbeat():
+            before = verbs.look_before(request, root)
+        if before.end is not None:
+            _tell(request, before.end)
+            return
+        request = {**request, "because": before.reasons}
     if verb in verbs.RUNS:
         run = server_home(root, request["server"]["name"]).run(request["run"])
         refusal = _make_place(run)
@@ -53,6 +61,14 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
             answer = verbs.READING[verb](request, root)
         relay.send({"event": events.RESULT, **answer})
         relay.send({"event": events.BYE})
+
+
+def _tell(request: dict[str, Any], end: events.Event) -> None:
+    """Say how a run ended that needed no worker, and so left nothing on the node."""
+    about = {"host": request["host"], "server": request["server"]["name"], "run": request["run"], "t": time.time()}
+    relay.send({**about, **events.run_started(request["verb"], request["by"], request["release"]["digest"])})
+    relay.send({**about, **end})
+    relay.send({"event": events.BYE})
 
 
 def _make_place(run: RunDirectory) -> Optional[str]:

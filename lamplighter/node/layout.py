@@ -8,6 +8,7 @@
       current -> releases/<digest12>    the last release that became ready
       runs/<run-id>/                    events.jsonl server.log process.json exit.json envproof/
       server.json                       what serves, or served last
+      deployed.json                     what that was like when it became ready
 """
 
 from __future__ import annotations
@@ -141,6 +142,11 @@ class ServerHome:
     def unit(self) -> str:
         """Which systemd unit is ours, and its text as it was committed last."""
         return os.path.join(self.path, "unit.json")
+
+    @property
+    def deployed(self) -> str:
+        """What the running release was like when it became ready; drift is measured against it."""
+        return os.path.join(self.path, "deployed.json")
 
     @property
     def baseline(self) -> str:

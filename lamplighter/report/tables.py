@@ -22,7 +22,8 @@ def status_text(data: Hosts) -> str:
     """One row a server: its state, what serves and since when, and below it a run that is at work.
 
     ``data`` of a server: name, state (serving, starting, stopped, unknown), release, pid, port, model, since, run (null
-    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome), message.
+    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome), message, drift
+    ({differences: [{kind, name, wanted, found, by}], unknown: [reason]}).
     """
     heads = ("server", "state", "model", "port", "pid", "release", "since")
     rows: list[tuple[str, ...]] = []
@@ -31,7 +32,7 @@ def status_text(data: Hosts) -> str:
         state = clean(server.get("state")) or "unknown"
         facts = [clean(server.get(key)) for key in ("model", "port", "pid", "release")]
         rows.append((name, state, *(fact or "-" for fact in facts), moment(server.get("since")) or "-"))
-        notes.append(_run_note(server) + clean_lines(server.get("message")))
+        notes.append(_run_note(server) + clean_lines(server.get("message")) + _drift_notes(server.get("drift")))
     if not rows:
         return _without_servers(data)
     head, *lines = table(heads, rows)
@@ -39,6 +40,25 @@ def status_text(data: Hosts) -> str:
     for line, below in zip(lines, notes, strict=True):
         text += [line, *(f"      {note}" for note in below)]
     return "\n".join(text + _empty_hosts(data))
+
+
+def _drift_notes(drift: object) -> list[str]:
+    """One line a difference: what it is about, what is wanted, what is there."""
+    if not isinstance(drift, Mapping):
+        return []
+    differences = _items(drift.get("differences"))
+    notes = [
+        f"drift, {clean(each.get('kind'))}: {clean(each.get('name'), 100)}: "
+        f"wanted {_value_of(each.get('wanted'))}, found {_value_of(each.get('found'))}"
+        + (f" ({clean(each.get('by'), 200)})" if each.get("by") else "")
+        for each in differences
+    ]
+    unknown = drift.get("unknown")
+    return notes + [f"not compared: {clean(why, 200)}" for why in (unknown if isinstance(unknown, list) else [])]
+
+
+def _value_of(value: object) -> str:
+    return "nothing" if value is None else clean(value, 120) or "''"
 
 
 def releases_text(data: Hosts) -> str:
@@ -99,9 +119,10 @@ def check_text(data: Hosts) -> str:
 
 
 def verify_text(data: Hosts) -> str:
-    """Each check with its result, the seconds it took and its evidence.
+    """Each question with its answer, the seconds it took and the evidence.
 
-    ``data`` of a server: checks [{name, outcome (passed, failed, error, skipped), evidence, seconds}].
+    ``data`` of a server: checks [{name, question, outcome (passed, warning, failed, error, skipped), evidence,
+    seconds}].
     """
 
     def block(server: Mapping[str, Any]) -> list[str]:
@@ -112,16 +133,21 @@ def verify_text(data: Hosts) -> str:
             took = number(check.get("seconds"))
             rows.append(
                 (
-                    clean(check.get("name"), 80),
-                    outcome.upper() if outcome in ("failed", "error") else outcome,
+                    clean(check.get("question") or check.get("name"), 80),
+                    _ANSWERS.get(outcome, outcome),
                     "" if took is None else seconds(took),
                     clean(check.get("evidence"), 200),
                 )
             )
-        lines = table(("check", "result", "took", "evidence"), rows, right=(2,)) if rows else ["  nothing was checked"]
+        heads = ("question", "answer", "took", "evidence")
+        lines = table(heads, rows, right=(2,)) if rows else ["  nothing was checked"]
         return [*lines, "", f"  {_count(checks, 'outcome')}"]
 
     return _blocks(data, block)
+
+
+#: What a check found, as the answer to its question.
+_ANSWERS = {"passed": "yes", "failed": "NO", "error": "ERROR", "warning": "no (warning)"}
 
 
 def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
@@ -218,7 +244,7 @@ def _would_stop(rows: list[Mapping[str, Any]]) -> list[str]:
             "" if whole(row.get("pid")) is None else str(whole(row.get("pid"))),
             clean(row.get("user")),
             clean(row.get("title"), 60),
-            clean(row.get("why"), 120),
+            clean(row.get("why"), 240),
         )
         for row in rows
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import secrets
 import socket
 import time
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lamplighter.errors import ContactLost, LamplighterError, NodeRefused, Unreachable
+from lamplighter.errors import ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.engine import load_engine
-from lamplighter.release.release import build_release
+from lamplighter.release.release import TREATMENT, Release, build_release
 from lamplighter.report.wording import serving
 from lamplighter.run.session import converse
 from lamplighter.run.ssh import Node
@@ -136,6 +137,35 @@ class HostSession:
         """Return ``status`` of each server, by name."""
         return {found["name"]: found for found in self.status(servers)["servers"]}
 
+    def standings(self, servers: Sequence[Server]) -> dict[str, dict[str, Any]]:
+        """Return ``status`` of each server with its ``drift`` from the inventory as it is now, by name. Reads only."""
+        wanted: dict[str, dict[str, Any]] = {}
+        faults: dict[str, str] = {}
+        for server in servers:
+            try:
+                wanted[server.name] = self.wanted(server)
+            except InventoryError as error:
+                faults[server.name] = f"inventory: {error.what}"
+        found = self._result({"verb": "status", "servers": [one.name for one in servers], "wanted": wanted})
+        for name, fault in faults.items():
+            next(one for one in found["servers"] if one["name"] == name)["drift"]["unknown"].append(fault)
+        return {one["name"]: one for one in found["servers"]}
+
+    def wanted(self, server: Server) -> dict[str, Any]:
+        """Return what the inventory wants of ``server`` now, as drift is told by. Raises InventoryError."""
+        return _wanted(build_release(self.host, server, load_engine(server.engine, self._roles), self.project))
+
+    def facts(self, server: Server) -> dict[str, Any]:
+        """Ask all that checks may know about the node and ``server``, in one exec. Reads only."""
+        engine = load_engine(server.engine, self._roles)
+        release = build_release(self.host, server, engine, self.project)
+        request = {"verb": "facts", "server": release.manifest["server"], "engine": engine.compiled}
+        return self._result({**request, "wanted": _wanted(release)})
+
+    @property
+    def _roles(self) -> Path:
+        return self.project / "roles"
+
     def releases(self, servers: Sequence[str]) -> dict[str, dict[str, Any]]:
         """List the releases that the node has of each server, by server name. Reads only."""
         found = self._result({"verb": "releases", "servers": list(servers)})
@@ -175,6 +205,7 @@ class HostSession:
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
             "secrets": resolve_secrets(server),
+            "wanted": _wanted(release),
         }
 
     def _result(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,6 +258,15 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
+
+
+def _wanted(release: Release) -> dict[str, Any]:
+    """Return what drift is told by: how we treat a server is no part of it, since that restarts nothing."""
+    return {
+        "digest": release.digest,
+        "server": {name: value for name, value in release.manifest["server"].items() if name not in TREATMENT},
+        "files": {name: hashlib.sha256(file.text.encode()).hexdigest() for name, file in release.files.items()},
+    }
 
 
 class NoSuchRun(NodeRefused):

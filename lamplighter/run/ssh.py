@@ -250,6 +250,7 @@ class Channel:
         self._early = bytearray()
         self._stderr = bytearray()
         self._stderr_dropped = 0
+        self._stderr_guard = threading.Lock()
         self._channel = hop.execute(command)
         self._drain = threading.Thread(target=self._drain_stderr, name=f"stderr of {hop.name}", daemon=True)
         self._drain.start()
@@ -318,6 +319,14 @@ class Channel:
         kept = bytes(self._stderr)
         return b"[%d bytes left out]\n" % self._stderr_dropped + kept if self._stderr_dropped else kept
 
+    def take_stderr(self) -> bytes:
+        """What stderr said since the last call, as far as it has arrived; of a flood, the last 64 KiB."""
+        with self._stderr_guard:
+            taken = bytes(self._stderr)
+            self._stderr.clear()
+            self._stderr_dropped = 0
+        return taken
+
     def wait(self, timeout: float | None = None) -> int | None:
         """The exit status; None when a signal, the sshd or the wire ended the command: SSH does not tell which.
 
@@ -360,11 +369,12 @@ class Channel:
                 return
             if not piece:
                 return
-            self._stderr += piece
-            excess = len(self._stderr) - STDERR_LIMIT
-            if excess > 0:
-                del self._stderr[:excess]
-                self._stderr_dropped += excess
+            with self._stderr_guard:
+                self._stderr += piece
+                excess = len(self._stderr) - STDERR_LIMIT
+                if excess > 0:
+                    del self._stderr[:excess]
+                    self._stderr_dropped += excess
 
     def _keep_early(self) -> None:
         for _ in range(2 * 1024 * 1024 // _CHUNK):  # a window's worth: a flood would keep us here for ever

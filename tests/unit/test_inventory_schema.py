@@ -98,6 +98,7 @@ def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> N
         "on_confirm_failure": "keep",
         "allow": [],
         "nccl_proof": False,
+        "checks": {},
     }
 
 
@@ -106,8 +107,10 @@ def test_the_reference_of_defaults_says_what_the_schema_does() -> None:
     found = plain(read_mapping(PROJECT / "roles" / "node" / "defaults.yml", problems))
     problems.raise_if_any()
     assert isinstance(found, dict)
-    written = Server(name="s", engine="demo", model="m", port=1, **found.pop("server"))
-    assert written == Server(name="s", engine="demo", model="m", port=1)
+    settings = found.pop("server")
+    written = Server(name="s", engine="demo", model="m", port=1, **settings)
+    assert settings["checks"]  # thresholds of the role's own check files: the schema knows none
+    assert written == Server(name="s", engine="demo", model="m", port=1, checks=settings["checks"])
     assert HostVariables(**found) == HostVariables()
     spec = ConnectionSpec(host="h")
     assert (spec.python, spec.become, spec.host_key_checking, spec.connect_timeout) == (
@@ -210,7 +213,18 @@ def test_the_reference_names_every_setting() -> None:
         ("notify: {}", "notify: unknown name: this version does not offer it"),
         ("bench: {}", "bench: unknown name: this version does not offer it"),
         ("variants: {}", "variants: unknown name: this version does not offer it"),
-        ("checks: []", "checks: unknown name: this version does not offer it"),
+        ("checks: []", "checks: must be a mapping, not a list"),
+        (
+            "checks: {A: 1}",
+            "checks.A: is no name of a check or a threshold: a-z, digits and _, beginning with a letter",
+        ),
+        (
+            "checks: {a: blocks}",
+            (
+            "checks.a: must be blocker, warning or off for a check, a number or a list for a threshold;"
+            " found the text 'blocks'"
+            ),
+        ),
         ("nodes: []", "nodes: unknown name: this version does not offer it"),
     ],
 )  # fmt: skip

@@ -81,9 +81,9 @@ def test_verify() -> None:
     ]
     assert verify_text({"gpu1": {"kimi": {"checks": checks}, "draft": {}}}).splitlines() == [
         "gpu1/kimi:",
-        "  check               result    took  evidence",
-        "  port is local       passed   0.2 s",
-        "  worker environment  FAILED   1.2 s  NCCL_ALGO unset in pid 7",
+        "  question            answer    took  evidence",
+        "  port is local       yes      0.2 s",
+        "  worker environment  NO       1.2 s  NCCL_ALGO unset in pid 7",
         "  driver              skipped         no GPU",
         "",
         "  1 passed, 1 failed, 1 skipped",

@@ -110,6 +110,38 @@ def read_recovery_actions(answer: Answer) -> Dict[str, str]:
     return found
 
 
+def details(fields: Sequence[str], deadline: float = 10.0) -> Dict[str, Dict[str, str]]:
+    """Ask for more ``fields`` of every GPU: {uuid: {field: cell as nvidia-smi wrote it}}; unanswered ones are left out.
+
+    One field that the driver does not know fails a whole query, so then each is asked apart.
+    """
+    until = time.monotonic() + deadline
+    found = read_details(fields, _ask(_query(fields), until))
+    if found is not None:
+        return found
+    merged: Dict[str, Dict[str, str]] = {}
+    for field_ in fields:
+        for uuid, cells in (read_details([field_], _ask(_query([field_]), until)) or {}).items():
+            merged.setdefault(uuid, {}).update(cells)
+    return merged
+
+
+def _query(fields: Sequence[str]) -> Tuple[str, ...]:
+    return ("nvidia-smi", "--query-gpu=" + ",".join(["uuid", *fields]), _FORMAT)
+
+
+def read_details(fields: Sequence[str], answer: Answer) -> Optional[Dict[str, Dict[str, str]]]:
+    """Read the answer to a query of ``uuid`` and ``fields``; None when the query failed. Odd lines are passed over."""
+    if answer.rc != 0:
+        return None
+    found = {}
+    for line in _lines(answer.stdout):
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(fields) + 1 and _UUID.fullmatch(cells[0]):
+            found[cells[0]] = dict(zip(fields, cells[1:]))  # noqa: B905 - 3.9 has no strict
+    return found
+
+
 def _ask(command: Sequence[str], until: float) -> Answer:
     program = shutil.which(command[0])
     if program is None:

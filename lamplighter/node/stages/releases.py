@@ -9,7 +9,7 @@ import shutil
 import time
 from typing import Any, Optional
 
-from lamplighter.node import preflight
+from lamplighter.node import preflight, standing
 from lamplighter.node.act import files
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
@@ -139,6 +139,7 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
     files.point(run.home.current, os.path.join("releases", release.digest))
     record = read_json(run.home.record) or {}
     files.write_json(run.home.record, {**record, "ready": True, "since": run.new_answered_at})
+    standing.write_down(run)
 
 
 def rollback_target(run: Run) -> Optional[ReleaseDirectory]:

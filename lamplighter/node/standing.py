@@ -1,0 +1,405 @@
+"""How a server stands on its node: all facts for the checks, its drift, and whether a deploy may leave it alone.
+
+Reads only, but for ``write_down``: that notes in ``deployed.json`` what a release was like when it became ready, which
+drift is measured against later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from lamplighter.node import freed, probe, reach
+from lamplighter.node.act import files, launcher, systemd
+from lamplighter.node.act.launched import unit_in
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
+from lamplighter.node.observe import drift, facts, gpus, processes
+from lamplighter.node.observe.drift import Difference
+from lamplighter.node.observe.processes import Process
+from lamplighter.node.plan import Plan
+from lamplighter.node.worker import Run
+
+#: A server under load may take long for its first token; one that hangs never gives it.
+TOKEN_SECONDS = 60.0
+LOCATE_SECONDS = 20.0
+
+_LOCATE = "import sys, importlib.metadata as m; sys.stdout.write(str(m.distribution(sys.argv[1])._path))"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """Every difference found, and what could not be compared, with the reason."""
+
+    differences: Tuple[Difference, ...] = ()
+    unknown: Tuple[str, ...] = ()
+
+    def to_json(self) -> Dict[str, Any]:
+        return {
+            "differences": [each.to_json() for each in self.differences],
+            "unknown": list(self.unknown),
+        }
+
+
+# -------------------------------------------------------------------------------------------------- written down
+
+
+def write_down(run: Run) -> None:
+    """Note what the release that has just become current is like. Never fails a run: a loss is a warning."""
+    try:
+        record = read_json(run.home.record) or {}
+        process = processes.read_process(int(record["pid"]))
+        files.write_json(
+            run.home.deployed,
+            {
+                **{name: record[name] for name in ("run", "attempt", "release")},
+                "argv": list(process.argv) if process else None,
+                "engine": _installed_engine(run.plan, run.engine),
+                "driver": _driver(),
+            },
+        )
+    except Exception as error:
+        run.warn(f"drift will not be told: {type(error).__name__}: {error}", "deploy again once that is mended")
+
+
+def _installed_engine(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
+    distribution = engine.get("distribution")
+    if not distribution:
+        return {}
+    place, trouble = locate(plan.python, distribution)
+    if place is None:
+        return {"error": trouble}
+    return {"distribution": distribution, "dist_info": place, **facts.engine_files(place)}
+
+
+def locate(python: str, distribution: str) -> Tuple[Optional[str], str]:
+    """Ask the server's interpreter where a distribution's metadata lies; (None, why) if it has none."""
+    command = [os.path.expanduser(python), "-c", _LOCATE, distribution]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOCATE_SECONDS, check=False, cwd="/")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    if done.returncode:
+        return None, (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+    return done.stdout.decode("utf-8", "surrogateescape").strip(), ""
+
+
+def _driver() -> Dict[str, Optional[str]]:
+    """Return the version of the loaded driver, and of the library that nvidia-smi speaks through."""
+    try:
+        with open(facts.DRIVER_FILE, encoding="utf-8", errors="replace") as file:
+            module = facts.read_driver(file.read())
+    except OSError:
+        module = None
+    versions = {cells["driver_version"] for cells in gpus.details(("driver_version",)).values()}
+    return {"module": module, "library": ", ".join(sorted(versions)) or None}
+
+
+# --------------------------------------------------------------------------------------------------------- drift
+
+
+def find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
+    """Compare the server with its release and the inventory. ``wanted``: {digest, server, files} of the inventory now.
+
+    Takes some calls of nvidia-smi and a look at every file of the engine (not into it, unless it was touched).
+    """
+    record = read_json(home.record)
+    if record is None:
+        return Drift()
+    release = home.release(record["release"])
+    stored = read_json(release.plan)
+    if stored is None:
+        return Drift(unknown=(f"release {release.digest} is not on the node any more",))
+    if "files" not in (read_json(os.path.join(release.path, "release.json")) or {}):
+        return Drift(unknown=(f"release {release.digest} was not made by lamplighter",))
+    deployed = read_json(home.deployed) or {}
+    if any(deployed.get(name) != record.get(name) for name in ("run", "attempt", "release")):
+        deployed = {}
+    now = launcher.present(record)
+    found: List[Difference] = []
+    unknown: List[str] = []
+    if wanted is not None:
+        found += _from_inventory(wanted, release, stored["server"])
+    found += _in_release(release, wanted)
+    if now.main is not None:
+        found += _in_process(now.main, deployed, unknown)
+        found += _in_environment(home, unknown)
+    found += _in_engine(deployed, unknown)
+    found += _in_driver(deployed)
+    found += _in_unit(home, record)
+    if not deployed:
+        unknown.append("argv, engine and driver: not written down when this release became ready")
+    return Drift(tuple(found), tuple(unknown))
+
+
+def _from_inventory(
+    wanted: Mapping[str, Any], release: ReleaseDirectory, deployed: Mapping[str, Any]
+) -> List[Difference]:
+    if wanted["digest"] == release.digest:
+        return []
+    found = drift.of_plans(wanted["server"], deployed)
+    if not found:  # another template, or another version of lamplighter
+        now = {name: entry["sha256"] for name, entry in _recorded_files(release).items()}
+        asked = {name: digest for name, digest in wanted["files"].items() if name != "release.json"}
+        found = drift.of_digests(drift.INVENTORY, asked, dict(now))
+    return found or [Difference(drift.INVENTORY, "release", wanted["digest"], release.digest)]
+
+
+def _recorded_files(release: ReleaseDirectory) -> Dict[str, Any]:
+    record = read_json(os.path.join(release.path, "release.json")) or {}
+    return dict(record.get("files") or {})
+
+
+def _in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) -> List[Difference]:
+    """Compare the files of the release with their digests; the inventory knows them, too, where it is the same."""
+    recorded = _recorded_files(release)
+    digests = {name: entry["sha256"] for name, entry in recorded.items()}
+    if wanted is not None and wanted["digest"] == release.digest:
+        digests = dict(wanted["files"])
+    now = {name: _sha256(os.path.join(release.path, name)) for name in digests}
+    modes = {f"{name} mode": entry["mode"] for name, entry in recorded.items() if now.get(name) is not None}
+    modes_now = {name: _mode(os.path.join(release.path, name[: -len(" mode")])) for name in modes}
+    found = drift.of_digests(drift.RELEASE, digests, now)
+    return found + drift.of_digests(drift.RELEASE, modes, modes_now)
+
+
+def _sha256(path: str) -> Optional[str]:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _mode(path: str) -> Optional[str]:
+    try:
+        return f"{os.stat(path).st_mode & 0o7777:04o}"
+    except OSError:
+        return None
+
+
+def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+    process = processes.read_process(main.pid)
+    if process is None or not deployed.get("argv"):
+        return []
+    if not process.argv:
+        unknown.append(f"argv of pid {main.pid}: it shows none")
+        return []
+    return drift.of_words(drift.ARGV, "argv", deployed["argv"], process.argv)
+
+
+def _in_environment(home: ServerHome, unknown: List[str]) -> List[Difference]:
+    report = reach.live_report(home)
+    if report["state"] == "inconclusive":
+        unknown.append(f"environment: {report['message']}")
+    return [
+        Difference(
+            drift.ENVIRONMENT,
+            each["name"],
+            each["expected"],
+            each["found"],
+            f"{each['title']}, pid {each['pid']}: {each['by']}",
+        )
+        for each in report["differences"]
+    ]
+
+
+def _in_engine(deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+    known = deployed.get("engine") or {}
+    if not known:
+        return []
+    if known.get("error"):
+        unknown.append(f"engine: {known['error']}")
+    if not known.get("dist_info"):
+        return []
+    now = _engine_now(known)
+    return drift.of_engine(known, now, known["distribution"])
+
+
+def _engine_now(known: Mapping[str, Any]) -> Dict[str, Any]:
+    """Look at the engine again; after an upgrade its metadata lies in a directory of another name beside the old."""
+    site = os.path.dirname(known["dist_info"])
+    place = facts.find_distribution([site], known["distribution"])
+    if place is None:
+        return {"version": None}
+    same = facts.version_in(place) == known.get("version")
+    return facts.engine_files(place, known) if same else {"version": facts.version_in(place)}
+
+
+def _in_driver(deployed: Mapping[str, Any]) -> List[Difference]:
+    known = deployed.get("driver") or {}
+    if not any(known.values()):
+        return []
+    now = _driver()
+    names = {"module": "driver (kernel module)", "library": "driver (nvidia-smi)"}
+    return [
+        Difference(drift.DRIVER, names[key], known.get(key), now[key])
+        for key in names
+        if known.get(key) != now[key] and known.get(key) is not None
+    ]
+
+
+def _in_unit(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
+    committed = read_json(home.unit) or {}
+    unit = unit_in(committed)
+    if unit is None or not record.get("unit") or not committed.get("text"):
+        return []
+    path = os.path.join(systemd.Manager(unit.manager_uid).directory, unit.name)
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text: Optional[str] = file.read()
+    except OSError:
+        text = None
+    return drift.of_units(committed["text"], text, unit.name)
+
+
+# ------------------------------------------------------------------------------------------------------ left alone
+
+
+def trouble_of(home: ServerHome) -> Optional[str]:
+    """Say why the server is not healthy: not ours on its port, another model, no token. None: it is well.
+
+    A server that is too busy for a token in time is well if the engine's own health endpoint says so.
+    """
+    record = read_json(home.record)
+    release = home.current_release()
+    if record is None or release is None or not record.get("ready"):
+        return "nothing that became ready runs here"
+    stored = read_json(release.plan) or {}
+    plan, engine = Plan.load(stored["server"]), stored["engine"]
+    port = probe.who_answers(plan, lambda: [member.pid for member in members_of(record)])
+    if not port.ours:
+        return f"port {plan.port} is not held by its processes" + (f": {port}" if port.others else "")
+    key = probe.find_api_key(plan, engine, release)
+    answer = probe.ask(plan, engine, key, TOKEN_SECONDS)
+    if answer.ok:
+        return None
+    if not answer.is_wrong_model and engine.get("health") and _health_is_good(plan, engine, key):
+        return None
+    return f"it does not answer a question: {answer.trouble}"
+
+
+def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
+    from lamplighter.node.observe import http, ports
+
+    rule = engine["health"]
+    try:
+        reply = http.request(
+            "GET",
+            ports.probe_host(plan.host),
+            plan.port,
+            rule["path"],
+            timeout=float(rule.get("timeout") or 10),
+            api_key=key,
+        )
+    except http.HttpFailed:
+        return False
+    return reply.status == 200
+
+
+def age_of(home: ServerHome) -> Optional[float]:
+    """Return for how many seconds the server's main process has run; None when there is none."""
+    record = read_json(home.record)
+    main = launcher.present(record).main if record is not None else None
+    process = processes.read_process(main.pid) if main is not None else None
+    return processes.age_seconds(process) if process is not None else None
+
+
+def members_of(record: Mapping[str, Any]) -> List[Process]:
+    """Return the processes of the server that ``server.json`` stands for now."""
+    main = launcher.present(record).main
+    if main is None:
+        return []
+    supervisor = None
+    if record.get("supervisor_pid") is not None:
+        supervisor = processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])
+    launched = launcher.Launched(main, supervisor, unit_in(dict(record)))
+    return launcher.members(launched, processes.processes())
+
+
+# ----------------------------------------------------------------------------------------------------------- facts
+
+
+def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[str, Any]:
+    """Return everything that checks may ask about the node and this server. Takes about a second on a GPU node."""
+    record = read_json(home.record)
+    members = members_of(record) if record is not None else []
+    ours = [process.pid for process in members]
+    main = launcher.present(record).main if record is not None else None
+    place = os.path.expanduser(plan.model)
+    found = facts.node_facts(plan.gpus, [home.path, "~/.cache", "/tmp", *([place] if os.path.isabs(place) else [])])  # noqa: S108
+    uuids = found["wanted"]["uuids"]
+    report = reach.live_report(home)
+    return {
+        **found,
+        "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow),
+        "processes": [facts.describe(process) for process in members],
+        "limits": facts.limits_of(main.pid) if main is not None else {},
+        "environment": report,
+        "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(record or {}, report)},
+        "engine": _engine_facts(plan, engine),
+        "unit": _unit_facts(home, record or {}),
+        "logind": _logind_facts(found["host"]),
+        "release": _release_facts(home, record or {}),
+    }
+
+
+def _sitecustomize(record: Mapping[str, Any], report: Mapping[str, Any]) -> Dict[str, str]:
+    """Say for every worker whether our sitecustomize of the running release has left its record there."""
+    records = record.get("records") or ""
+    verdicts: Dict[str, str] = {}
+    for worker in report["workers"]:
+        process = processes.read_process(worker["pid"])
+        left = read_json(os.path.join(records, f"{worker['pid']}.json"))
+        if process is None:
+            continue
+        if left is None or left.get("start") != process.start:
+            verdicts[str(worker["pid"])] = "none has run"
+        elif left.get("digest") != record.get("release"):
+            verdicts[str(worker["pid"])] = f"that of release {left.get('digest')}"
+        else:
+            verdicts[str(worker["pid"])] = "in force"
+    return verdicts
+
+
+def _engine_facts(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
+    found = _installed_engine(plan, engine)
+    found.pop("stats", None)
+    return found
+
+
+def _unit_facts(home: ServerHome, record: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    unit = unit_in(dict(record))
+    if unit is None:
+        return None
+    shown = systemd.Manager(unit.manager_uid).show(
+        unit.name, "ActiveState", "UnitFileState", "NRestarts", "NeedDaemonReload", "DropInPaths"
+    )
+    return {"name": unit.name, **shown, "edited": systemd.edited_by_hand(home)}
+
+
+def _logind_facts(host: Mapping[str, Any]) -> Dict[str, Any]:
+    if not host["has_systemd"]:
+        return {}
+    return {
+        "RemoveIPC": systemd.logind("RemoveIPC"),
+        "KillUserProcesses": systemd.logind("KillUserProcesses"),
+        "lingering": systemd.is_lingering(host["uid"]),
+    }
+
+
+def _release_facts(home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
+    current = home.current_release()
+    if current is None:
+        return {"current": None}
+    return {
+        "current": current.digest,
+        "running": record.get("release"),
+        "gpus": record.get("gpus"),
+        "launch_mode": _mode(current.launch_script),
+        "env_mode": _mode(current.env),
+        "files": [each.to_json() for each in _in_release(current, None)] if _recorded_files(current) else [],
+        "verdict": (read_json(current.verdict) or {}).get("verdict"),
+    }

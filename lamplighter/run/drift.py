@@ -1,0 +1,106 @@
+"""``status --watch``, and the conditions of ``deploy --if-changed``: the control side's part in telling drift."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from invoke.exceptions import Exit as Leave
+
+from lamplighter.errors import LamplighterError, UsageError
+from lamplighter.inventory import Host, Server
+from lamplighter.node.events import Exit
+from lamplighter.report import status_text
+from lamplighter.run import command
+from lamplighter.run.deploy import HostSession
+from lamplighter.run.ssh import Node
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:
+    """Return what the node is told of ``--if-changed`` and ``--max-age``; {} for a deploy without conditions.
+
+    Raises UsageError for an age that is none.
+    """
+    if max_age is None:
+        return {"if_changed": True} if if_changed else {}
+    return {"if_changed": True, "max_age": seconds_in(max_age)}
+
+
+def seconds_in(text: str) -> float:
+    """Read a duration such as ``7d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def watch(settings: command.Settings, patterns: Sequence[str], server: str | None, seconds: float) -> NoReturn:
+    """Show the status of the chosen servers again and again, ``seconds`` apart, until Ctrl-C; then leave with 0.
+
+    Each host keeps its connection; a lost one is opened again at the next look.
+    """
+    with command.guarded(settings), contextlib.ExitStack() as open_nodes:
+        if seconds <= 0:
+            raise UsageError("--watch needs a number of seconds above 0")
+        watched = [
+            _Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)
+        ]
+        try:
+            while True:
+                answers: dict[str, Mapping[str, Any]] = {}
+                errors: dict[str, LamplighterError] = {}
+                for each in watched:
+                    try:
+                        answers[each.host.name] = each.look()
+                    except LamplighterError as error:
+                        errors[each.host.name] = error
+                _show(settings, answers, errors)
+                time.sleep(seconds)
+        except (command.Interrupted, BrokenPipeError):
+            raise Leave(code=Exit.OK) from None
+    raise AssertionError  # guarded() lets nothing else through
+
+
+class _Watched:
+    """One host, and the connection that it keeps."""
+
+    def __init__(self, host: Host, servers: list[Server], open_nodes: contextlib.ExitStack) -> None:
+        self.host = host
+        self._servers = servers
+        self._node = Node(host.name, host.connection)
+        open_nodes.callback(self._node.close)
+
+    def look(self) -> dict[str, dict[str, Any]]:
+        if not self._node.is_alive:
+            self._node.close()
+            self._node.open()
+        try:
+            return HostSession(self.host, self._node, command.PROJECT).standings(self._servers)
+        except LamplighterError:
+            self._node.close()
+            raise
+
+
+def _show(
+    settings: command.Settings, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, LamplighterError]
+) -> None:
+    if settings.as_json:
+        hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
+        hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
+        print(json.dumps({"status": {"t": round(time.time(), 3), "hosts": hosts}}), flush=True)
+        return
+    if sys.stdout.isatty():
+        print("\x1b[H\x1b[2J", end="")
+    print(time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    if answers:
+        print(status_text(answers))
+    for told in errors.values():
+        print(told)
+    print(flush=True)
