@@ -137,20 +137,25 @@ def version_of(plan: Plan, engine: Mapping[str, Any]) -> Version:
 
 
 def gpu_holders(uuids: Sequence[str]) -> Set[int]:
-    """Return the pids that have memory of the GPUs ``uuids``, or any GPU's device open."""
+    """Return the pids that have memory of the GPUs ``uuids``; where nvidia-smi lists none, who has a device open."""
     if not uuids:
         return set()
     verdict = gpus.judge(gpus.take_sample(), uuids, {}, processes.is_pid_alive)
-    return {*verdict.holders, *gpus.device_holders().by_pid}
+    return set(verdict.holders) or set(gpus.device_holders().by_pid)
 
 
-def workers_of(members: Sequence[Process], holders: Collection[int], engine: Mapping[str, Any]) -> List[Process]:
-    """Choose those that must carry the variables: who holds a GPU, and every Python of the server that computes."""
-    return [
-        process
-        for process in sorted(members, key=lambda member: member.pid)
-        if not process.is_dead and (process.pid in holders or _is_worker(process, engine))
-    ]
+def workers_of(
+    members: Sequence[Process], holders: Collection[int], engine: Mapping[str, Any], main: Optional[int] = None
+) -> List[Process]:
+    """Choose those that must carry the variables: who holds a GPU; where nobody does, whoever computes on the CPU.
+
+    ``main`` is the pid of the server's main process: it counts only where there is no other. facts: SGLang writes
+    variables in its launcher, after start-up files and before it spawns; the workers' sitecustomize has the last word.
+    """
+    living = [process for process in sorted(members, key=lambda member: member.pid) if not process.is_dead]
+    on_gpus = [process for process in living if process.pid in holders]
+    on_cpu = [process for process in living if _is_worker(process, engine)]
+    return on_gpus or [process for process in on_cpu if process.pid != main] or on_cpu
 
 
 def prove_live(

@@ -82,7 +82,7 @@ def live_report(home: ServerHome) -> dict[str, Any]:
     launched = launcher.Launched(now.main, supervisor, unit_in(record))
     members = launcher.members(launched, processes.processes())
     proof = liveproof.prove_live(
-        liveproof.workers_of(members, liveproof.gpu_holders(record.get("gpus") or ()), engine),
+        liveproof.workers_of(members, liveproof.gpu_holders(record.get("gpus") or ()), engine, now.main.pid),
         liveproof.expected_of(release),
         record.get("records") or os.path.join(os.path.dirname(record["log"]), "envproof"),
         engine,

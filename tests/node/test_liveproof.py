@@ -244,7 +244,13 @@ def test_tools_are_no_workers_but_who_holds_a_gpu_is(living: Living, launch: Pat
     tracker = Process(**fields)
     members = [main, tool, tracker, titled]
     assert liveproof.workers_of(members, set(), ENGINE) == sorted([main, titled], key=lambda one: one.pid)
-    assert tool in liveproof.workers_of(members, {tool.pid}, ENGINE)
+    assert liveproof.workers_of(members, {tool.pid}, ENGINE) == [tool]
+
+
+def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: Path) -> None:
+    main, other = worker(living, launch), worker(living, launch)
+    assert liveproof.workers_of([main, other], set(), ENGINE, main.pid) == [other]
+    assert liveproof.workers_of([main], set(), ENGINE, main.pid) == [main]
 
 
 @pytest.mark.parametrize(

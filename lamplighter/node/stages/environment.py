@@ -60,7 +60,7 @@ def confirm(run: Run) -> Optional[str]:
     assert run.launched is not None
     members = launcher.members(run.launched, processes.processes())
     proof = liveproof.prove_live(
-        liveproof.workers_of(members, liveproof.gpu_holders(run.uuids), run.engine),
+        liveproof.workers_of(members, liveproof.gpu_holders(run.uuids), run.engine, run.launched.main.pid),
         liveproof.expected_of(run.release),
         run.directory.records,
         run.engine,
