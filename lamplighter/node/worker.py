@@ -169,11 +169,13 @@ class Run:
             held.note({**holder(self.request, self.directory.run_id), "stage": stage})
 
     def end(self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]]) -> None:
-        """Write the end event; the run's locks go with the process."""
+        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once."""
         failure = self.failure
         downtime = None
         if self.old_answered_at is not None and self.new_answered_at is not None:
             downtime = round(self.new_answered_at - self.old_answered_at, 3)
+        while self.locks:
+            self.locks.pop().release()
         self.emit(
             events.ended(
                 outcome,

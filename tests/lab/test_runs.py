@@ -125,7 +125,7 @@ def test_interrupted_before_a_run_began_is_130(box: Box) -> None:
 
 def test_a_killed_run_is_shown_and_repaired(box: Box) -> None:
     box.deploy()
-    box.configure(env={"LAB_SPEED": "5"})
+    box.configure(args={"lab-fail": "hang:weights"})
     with box.driver.started("deploy", "--json", "--host", "box") as process:
         event = wait_for_stage(process, "ready")
         status = status_of(box)
