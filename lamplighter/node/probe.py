@@ -71,12 +71,18 @@ class Port:
         return ", ".join(dict.fromkeys(names))
 
 
-def who_answers(plan: Plan, members: Callable[[], Collection[int]]) -> Port:
-    """Look who would answer a connection to the server's port. ``members`` gives the pids of its processes.
+def who_answers(plan: Plan, members: Callable[[], Collection[int]], known: Collection[int] = ()) -> Port:
+    """Look who would answer a connection to the server's port.
 
-    The kernel hands a connection to the listener with the very address, else to one that listens on all of them.
+    ``known`` are pids of the server that are at hand; ``members`` finds all of them, and is called only when those do
+    not suffice: it and the search for strangers cost a look at every process.
     """
-    found = ports.listeners(plan.port)
+    quick = _judge(plan, ports.listeners(plan.port, known), known)
+    return quick if quick.ours else _judge(plan, ports.listeners(plan.port), members())
+
+
+def _judge(plan: Plan, found: Tuple[Listener, ...], ours: Collection[int]) -> Port:
+    """The kernel hands a connection to the listener with the very address, else to one that listens on all of them."""
     if not found:
         return Port(False, ())
     host = ports.probe_host(plan.host)
@@ -84,8 +90,7 @@ def who_answers(plan: Plan, members: Callable[[], Collection[int]]) -> Port:
         wanted = ipaddress.ip_address(host)
         exact = [each for each in found if _is(each.address, wanted)]
         found = tuple(exact or [each for each in found if each.is_wildcard])
-    ours = set(members())
-    others = tuple(each for each in found if ours.isdisjoint(each.pids))
+    others = tuple(each for each in found if set(ours).isdisjoint(each.pids))
     return Port(bool(found) and not others, others)
 
 

@@ -42,7 +42,6 @@ from lamplighter.node.probe import (
 )
 
 POLL_SECONDS = 0.05
-PORT_SECONDS = 0.1
 #: How often the processes are listed, in the first minute of a start and later.
 MEMBERS_SECONDS, MEMBERS_LATER_SECONDS = 1.0, 3.0
 VITALS_SECONDS = 2.0
@@ -60,6 +59,8 @@ LONGEST_SETTLE_SECONDS = 60.0
 #: So many times in a row must the engine say after its ready line that it is unwell.
 VETOES = 2
 TAIL_LINES = 15
+#: A launcher that ends so long after one of its workers has followed it; one that kills its workers ends at once.
+FOLLOWED_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,12 +226,17 @@ class _Watch:
     # -- verdicts
 
     def _death(self, now: float) -> Optional[NotReady]:
+        worker = self.crew.dead
         if self.main is not None and not self.main.exited():
             return None
         self._drain(QUIET_SECONDS)
         status = read_exit(self.launch, wait=1.0)
         how = str(status) if status is not None else "exit status unknown"
-        return self._not_ready(True, f"the server died in phase {self._phase} ({how})", "crashed", status=status)
+        message = f"the server died in phase {self._phase} ({how})"
+        if worker is not None and now - worker.at >= FOLLOWED_SECONDS:
+            message += f", after {worker.title} (pid {worker.pid})"
+            return self._not_ready(True, message, "worker_died", status=status)
+        return self._not_ready(True, message, "crashed", status=status)
 
     def _worker_death(self, now: float) -> Optional[NotReady]:
         """A worker that the engine needs is gone: give the launcher time to say why, and to end by itself."""
@@ -253,8 +259,7 @@ class _Watch:
         return self._not_ready(True, f"the server failed in phase {self._phase}, and hangs on", "crashed")
 
     def _answers(self, now: float) -> Optional[Ready | NotReady]:
-        if self._is_due("port", PORT_SECONDS, now):
-            self._look_at_port(now)
+        self._look_at_port(now)
         if self.health is not None and self.health.poll() and self._ready_line_at is not None:
             said = self.health.last
             self._vetoes = self._vetoes + 1 if not said.ok and said.asked_at >= self._ready_line_at else 0
@@ -309,15 +314,18 @@ class _Watch:
         return self._not_ready(False, message, "port_in_use", f"port {self.plan.port}: {self.port}")
 
     def _look_at_port(self, now: float, *, anew: bool = False) -> None:
-        """Whose the port is costs a look at every process: it is asked again when the sockets have changed."""
-        inodes = ports.listening_inodes(self.plan.port)
-        is_settled = inodes == self._inodes and (self.port.ours or not inodes)
-        if not anew and is_settled:
+        """Whose the port is may cost a look at every process: it is asked again when the sockets have changed."""
+        if self._inodes:
+            if not anew and not self._is_due("owner", 1.0, now):
+                return
+        elif not ports.accepts(self.plan.host, self.plan.port):
             return
-        if not anew and inodes == self._inodes and not self._is_due("owner", 1.0, now):
+        inodes = ports.listening_inodes(self.plan.port)
+        if inodes == self._inodes and self.port.ours:
             return
         was_ours, self._inodes = self.port.ours, inodes
-        self.port = who_answers(self.plan, self._members) if inodes else Port(False, ())
+        known = processes.session_pids(self.launched.main.pid)
+        self.port = who_answers(self.plan, self._members, known) if inodes else Port(False, ())
         if self.port.ours and not was_ours:
             self._ours_since = now
 
