@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab import control, ledger, node
+from lamplighter.node.observe import gpus
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "h200" / "nvidia-smi"
 BOARDS = {
@@ -85,6 +86,29 @@ def test_every_recorded_call_is_answered_as_recorded(recorded: tuple[str, Path])
         done = subprocess.run([bash, "-c", line], capture_output=True, text=True, env=environment, check=False)
         printed = done.stdout if done.stdout.endswith("\n") or not done.stdout else f"{done.stdout}\n"
         assert (command, masked(printed), done.returncode, done.stderr) == (command, masked(output), rc, "")
+
+
+def queries_we_send() -> list[tuple[str, ...]]:
+    found = [value for value in vars(gpus).values() if isinstance(value, tuple) and value[:1] == ("nvidia-smi",)]
+    assert len(found) >= 3
+    return found
+
+
+@pytest.mark.parametrize("query", queries_we_send(), ids=lambda query: query[1].partition("=")[0][2:] + query[1][-12:])
+def test_every_query_that_we_send_is_answered_as_by_a_serving_gpu(query: tuple[str, ...], tmp_path: Path) -> None:
+    root = with_board(tmp_path, "one-gpu")
+    recorded = {command: (output, rc) for command, output, rc in recorded_calls("serving-one-gpu")}
+    assert " ".join(query) in recorded, "a query without a recording: tests/gpu/scenarios.py record"
+    output, rc = recorded[" ".join(query)]
+    with control.stranger(root, 101_702, name="sglang::scheduler") as process:
+        done = smi(root, *query[1:])
+    said = done.stdout.replace(str(process.pid), "675")
+    # Temperature and clocks are what they are at the moment.
+    assert (re.sub(r"\b\d\d, P\d$", "T, P", said.strip()), done.returncode, done.stderr) == (
+        re.sub(r"\b\d\d, P\d$", "T, P", output.strip()),
+        rc,
+        "",
+    )
 
 
 def test_a_loop_prints_again_and_again(recorded: tuple[str, Path]) -> None:
