@@ -43,7 +43,7 @@ from lamplighter.node.probe import (
 
 POLL_SECONDS = 0.05
 #: How often the processes are listed, in the first minute of a start and later.
-MEMBERS_SECONDS, MEMBERS_LATER_SECONDS = 1.0, 3.0
+MEMBERS_SECONDS, MEMBERS_LATER_SECONDS = 2.0, 5.0
 VITALS_SECONDS = 2.0
 #: A piece of log that took t to read is followed by a pause of this many t.
 PAUSE_FACTOR = 4.0

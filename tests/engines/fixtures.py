@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.place import HERE, NotBuildable, cache_directory, transformers_venv
+from tests.engines.place import HERE, NotBuildable, cache_directory, transformers_venv, vllm_venv
 
 Require = Callable[[str, "str | None"], None]
 
@@ -20,6 +21,18 @@ def transformers_engine(require: Require) -> Path:
         return transformers_venv()
     except NotBuildable as reason:
         require("engine", str(reason))
+        raise
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(require: Require) -> Path:
+    """The same for vLLM, whose tests run only where LAMPLIGHTER_REQUIRE lists ``vllm``."""
+    if "vllm" not in os.environ.get("LAMPLIGHTER_REQUIRE", "").split(","):
+        pytest.skip("vllm: opt-in, with LAMPLIGHTER_REQUIRE=vllm (3.4 GB, and a start takes a minute)")
+    try:
+        return vllm_venv()
+    except NotBuildable as reason:
+        require("vllm", str(reason))
         raise
 
 
