@@ -52,16 +52,17 @@ def warm(bench: Bench) -> None:
 def record(bench: Bench) -> None:
     """Record what nvidia-smi answers to every query that lamplighter sends."""
     sys.path.insert(0, bench.machine["project"])
-    from lamplighter.node.observe import gpus
+    from lamplighter.node.observe import facts, gpus
 
     queries = [value for value in vars(gpus).values() if isinstance(value, tuple) and value[:1] == ("nvidia-smi",)]
+    queries += [gpus._query(fields) for fields in (facts.DETAILS, ("driver_version",))]
     with bench.fresh("queries.txt").open("w") as file:
         for words in [*queries, ("nvidia-smi", "-L"), ("nvidia-smi",)]:
             began = time.monotonic()
             done = subprocess.run(words, capture_output=True, text=True, check=False, env=bench.smi_environment())
             file.write(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}")
             file.write(f"[rc={done.returncode} wall={time.monotonic() - began:.2f}s]\n")
-    bench.check("all queries answered", len(queries) >= 3, f"{len(queries)} queries")
+    bench.check("all queries answered", len(queries) >= 5, f"{len(queries)} queries")
 
 
 def deploy(bench: Bench) -> None:
