@@ -73,7 +73,7 @@ class Ground:
                     "launcher": "auto" if self.node.systemd else "detached", **server,
                     "args": {"tp": 1, **server.get("args", {})},
                     "env": {"LAB_SPEED": "60", "AGE": str(self.age), **server.get("env", {})},
-                    "timeouts": {"stop": 3, "free": 4, "ready": 60, **server.get("timeouts", {})},
+                    "timeouts": {"stop": 3, "free": 8, "ready": 60, **server.get("timeouts", {})},
                 }
             },
         }  # fmt: skip

@@ -175,8 +175,12 @@ def normal_smi(ground: Ground) -> None:
 
 def take_gpu(ground: Ground, process: Any) -> None:
     """A trainer of somebody else takes memory of the first GPU."""
-    ground.node.sh("exec -a /usr/bin/trainer sleep 3600 >/dev/null 2>&1 </dev/null &")
-    pid = next(str(pid) for pid, words in ground.node.processes().items() if words == "/usr/bin/trainer 3600")
+    ground.node.exec(["bash", "-c", "(exec -a /usr/bin/trainer sleep 3600) >/dev/null 2>&1 </dev/null &"])
+
+    def trainers() -> list[str]:
+        return [str(pid) for pid, words in ground.node.processes().items() if words == "/usr/bin/trainer 3600"]
+
+    pid = eventually(trainers)[0]
     ground.python(
         "from lab import ledger; g, p = sys.argv[1:]; "
         "u = ledger.read_json(g + '/board.json')['gpus'][0]['uuid']; ledger.allocate(g, int(p), u, 9000, 'trainer')",
