@@ -58,7 +58,7 @@ def by_hand(box: Box, manner: str = "shell", *words: str) -> Iterator[Path]:
         start_new_session=True,
     ) as shell:
         try:
-            eventually(lambda: token(box.port, MODEL))
+            eventually(lambda: ask(box.port, "/health")[0] == 200, 60)  # needs no key
             yield directory
         finally:
             shell.send_signal(signal.SIGKILL)  # the server is ended with its node
