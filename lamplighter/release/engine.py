@@ -309,7 +309,7 @@ class _Identity(_Part):
 
 
 class _Generate(_Part):
-    kind: Literal["chat", "completion"]
+    kind: Literal["chat", "completion", "embedding"]
     path: StrictStr
     body: dict[str, Any] = {}
     reply_field: StrictStr | None = None

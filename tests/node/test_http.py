@@ -314,6 +314,7 @@ def test_models_asks_where_the_engine_says() -> None:
     assert b"Authorization: Bearer k\r\n" in server.asked[0]
 
 
+EMBED = {"generate": {"kind": "embedding"}}
 CHAT = {"generate": {"kind": "chat", "path": "/v1/chat/completions", "body": {"temperature": 0}}}
 
 
@@ -341,6 +342,9 @@ CHAT = {"generate": {"kind": "chat", "path": "/v1/chat/completions", "body": {"t
         ({"generate": {"reply_field": "meta.count"}}, reply({"meta": {"count": 1}}), True),
         ({"generate": {"reply_field": ["meta.count", "out.*.words"]}}, reply({"out": [{"words": "x"}]}), True),
         ({"generate": {"reply_field": "meta.count"}}, reply({"meta": {"count": 0}}), False),
+        (EMBED, reply({"data": [{"embedding": [0.1, 0.2]}]}), True),
+        (EMBED, reply({"data": [{"embedding": []}]}), False),
+        (EMBED, reply({"data": []}), False),
     ],
 )
 def test_a_generation_has_a_token_or_text_in_it(engine: Any, answer: Reply, ok: bool) -> None:
@@ -358,6 +362,7 @@ def test_one_token_is_asked_for() -> None:
         assert generation.seconds > 0
         http.generate(CHAT, "127.0.0.1", server.port, "kimi", 10, "How are you?")
         http.generate({"generate": {"body": {"model": None, "max_tokens": 2}}}, "127.0.0.1", server.port, "kimi", 10)
+        http.generate(EMBED, "127.0.0.1", server.port, "kimi", 10)
     sent = [json.loads(asked.partition(b"\r\n\r\n")[2]) for asked in server.asked]
     assert sent == [
         {"model": "kimi", "max_tokens": 1, "prompt": "Hello"},
@@ -368,9 +373,11 @@ def test_one_token_is_asked_for() -> None:
             "messages": [{"role": "user", "content": "How are you?"}],
         },
         {"max_tokens": 2, "prompt": "Hello"},
+        {"model": "kimi", "input": "Hello"},
     ]
     assert server.asked[0].startswith(b"POST /v1/completions ")
     assert server.asked[1].startswith(b"POST /v1/chat/completions ")
+    assert server.asked[3].startswith(b"POST /v1/embeddings ")
     assert b"Authorization: Bearer k\r\n" in server.asked[0]
 
 

@@ -284,12 +284,14 @@ def generate(
     """Let the server generate one token; the proof that its engine works. Raises HttpFailed when no answer came.
 
     The request is the engine's ``generate``: its ``body`` plus ``model`` (unless the body has one; null drops it) and
-    ``max_tokens`` 1. facts: a hung engine still answers /health and /v1/models with 200, but not this.
+    ``max_tokens`` 1, or, for an embedding model, a word to embed. facts: a hung engine still answers /health and /v1/models with 200, but not this.
     """
     rule = _section(engine, "generate")
-    is_chat = rule.get("kind") == "chat"
-    path = str(rule.get("path") or ("/v1/chat/completions" if is_chat else "/v1/completions"))
-    body: Dict[str, Any] = {"model": model, "max_tokens": 1, **(rule.get("body") or {})}
+    is_chat, is_embedding = rule.get("kind") == "chat", rule.get("kind") == "embedding"
+    usual = "/v1/chat/completions" if is_chat else "/v1/embeddings" if is_embedding else "/v1/completions"
+    path = str(rule.get("path") or usual)
+    asked = {"input": prompt or "Hello"} if is_embedding else {"max_tokens": 1}
+    body: Dict[str, Any] = {"model": model, **asked, **(rule.get("body") or {})}
     if is_chat and (prompt is not None or "messages" not in body):
         body["messages"] = [{"role": "user", "content": prompt or "Say hello."}]
     if rule.get("kind") in (None, "completion") and (prompt is not None or "prompt" not in body):
@@ -313,7 +315,10 @@ _TEXTS = (
 
 
 def read_generation(engine: Mapping[str, Any], reply: Reply) -> Generation:
-    """Judge the answer to ``generate``: a 200 with neither a token nor a character in it is no generation."""
+    """Judge the answer to ``generate``: a 200 with neither a token nor a character in it is no generation.
+
+    A vector's numbers count as its tokens.
+    """
     own = _section(engine, "generate").get("reply_field")
     own_fields = [own] if isinstance(own, str) else list(own or [])
     try:
@@ -324,6 +329,9 @@ def read_generation(engine: Mapping[str, Any], reply: Reply) -> Generation:
     counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     texts = [value for path in (*own_fields, *_TEXTS) for value in pick(document, path) if isinstance(value, str)]
     tokens, text = (max(counts) if counts else None), next((text for text in texts if text), "")
+    vectors = [value for value in pick(document, "data.*.embedding") if value and isinstance(value, (list, str))]
+    if vectors and _section(engine, "generate").get("kind") == "embedding":
+        tokens = len(vectors[0])
     named = [value for value in pick(document, "model") if isinstance(value, str)]
     error = ""
     if reply.status != 200:
