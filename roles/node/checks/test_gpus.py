@@ -242,10 +242,13 @@ def matrix(text):
 
 
 @pytest.mark.warning
-def test_acs_is_off(host, server, ours, evidence):
-    """Does PCIe traffic between GPUs take the short way (ACS off)?"""
+def test_acs_is_off(host, facts, ours, evidence):
+    """Does PCIe traffic between GPUs take the short way (ACS off, no IOMMU between)?"""
     if len(ours) < 2:
         pytest.skip("one GPU")
+    iommu = facts["iommu"]
+    is_translating = bool(iommu["groups"]) and "iommu=pt" not in iommu["cmdline"]
+    assert not is_translating, f"the IOMMU translates for {iommu['groups']} groups: boot with iommu=pt, or without"
     listed = ask_tool(host, "lspci -vvv")
     controls = re.findall(r"ACSCtl:\s*(.*)", listed)
     if not controls:

@@ -48,11 +48,12 @@ def test_environment_file_is_private(facts, evidence):
     evidence(f"env has mode {mode}")
 
 
-def test_current_release_is_the_one_that_runs(facts):
+def test_current_release_is_the_one_that_runs(facts, evidence):
     """Does the current release run?"""
     release = facts["release"]
     assert release.get("current"), "there is no current release"
     assert release["current"] == release["running"], f"current is {release['current']}, {release['running']} runs"
+    evidence(f"release {release['current']}")
 
 
 def test_process_is_alive(server, facts, evidence):

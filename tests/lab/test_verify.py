@@ -1,0 +1,160 @@
+"""verify against a node in a box: states of its GPUs and files are found, told with evidence, and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import control
+from lamplighter.errors import Unreachable
+from lamplighter.inventory import load_inventory
+from lamplighter.node.events import Exit
+from lamplighter.run.backend import Shell
+from lamplighter.run.deploy import HostSession, open_session
+from lamplighter.run.ssh import CommandTimedOut
+from lamplighter.run.verify import verify
+from tests.driver import PROJECT
+from tests.lab.conftest import Box
+
+
+@contextmanager
+def session(box: Box) -> Iterator[HostSession]:
+    with open_session(load_inventory(box.driver.inventory, PROJECT / "roles").host("box"), PROJECT) as opened:
+        yield opened
+
+
+def outcomes(opened: HostSession, box: Box, only: str = "") -> dict[str, dict[str, Any]]:
+    found = verify(opened, opened.host.servers["demo"], box.driver.inventory, only)["checks"]
+    return {check["name"]: check for check in found}
+
+
+def bad(found: dict[str, dict[str, Any]]) -> set[str]:
+    return {name for name, check in found.items() if check["outcome"] in ("failed", "error")}
+
+
+def test_states_of_the_node_are_found_by_the_check_they_belong_to(box: Box) -> None:
+    assert box.deploy().code == Exit.OK
+    node = box.directory / "box"
+    with session(box) as opened:
+        assert bad(outcomes(opened, box)) == set()
+
+        states: list[tuple[dict[str, object], str, str]] = [
+            ({"fields": {"1": {"gpu_recovery_action": "Reboot"}}}, "gpus_need_no_recovery", "GPU 1 wants Reboot"),
+            ({"fields": {"0": {"remapped_rows.pending": "Yes"}}}, "no_remapped_rows", "GPU 0"),
+            ({"fields": {"0": {"ecc.errors.uncorrected.volatile.total": "2"}}}, "no_uncorrected_memory_errors", "2"),
+            ({"fields": {"*": {"fabric.state": "In Progress"}}}, "fabric_is_ready", "In Progress"),
+            ({"missing": ["1"]}, "gpus_are_all_there", "is gone"),
+            (
+                {"extra": ["Unable to determine the device handle: Unknown Error"]},
+                "gpus_are_all_there",
+                "Unknown Error",
+            ),
+            ({"rc": 18, "stdout": "Driver/library version mismatch\n"}, "driver_is_whole", "mismatch"),
+        ]
+        for state, check, words in states:
+            control.inject(node, **state)
+            found = outcomes(opened, box, "gpu or driver or remapped or errors or fabric")
+            assert check in bad(found), (state, found)
+            assert words in found[check]["evidence"]
+            control.clear(node)
+        control.inject(node, fields={"1": {"clocks_event_reasons.active": "0x8", "persistence_mode": "Disabled"}})
+        found = outcomes(opened, box, "clocks or persistence")
+        assert {check["outcome"] for check in found.values()} == {"warning"}
+        control.clear(node)
+        with control.stranger(node, 2000) as stranger:
+            found = outcomes(opened, box, "foreign")
+            assert f"pid {stranger.pid} (" in found["no_foreign_holder"]["evidence"]
+        assert bad(outcomes(opened, box)) == set()
+
+
+def test_files_and_processes_of_the_server_are_checked(box: Box) -> None:
+    assert box.deploy().code == Exit.OK
+    (box.state / "current" / "env").chmod(0o644)
+    (box.home / ".nccl.conf").write_text("NCCL_PROTO=Simple\n")
+    records = next((box.state / "runs").glob("*/envproof"))
+    next(records.glob("*.json"))
+    for record in records.glob("*.json"):
+        record.unlink()
+    done = box.run("verify", "--json")
+    assert done.code == Exit.DEGRADED, done
+    checks = json.loads(done.stdout)["verify"]["hosts"]["box"]["servers"]["demo"]["checks"]
+    found = {check["name"]: check for check in checks}
+    assert bad(found) == {"environment_file_is_private", "sitecustomize_is_in_force"}
+    assert "none has run" in found["sitecustomize_is_in_force"]["evidence"]
+    assert found["nccl_takes_nothing_from_files"]["outcome"] == "warning"
+
+    box.run("stop")
+    with session(box) as opened:
+        found = outcomes(opened, box)
+    assert {"process_is_alive", "port_is_held_by_the_server", "model_answers"} <= bad(found)
+
+
+def test_own_checks_levels_junit_and_expressions(box: Box, tmp_path: Path) -> None:
+    checks = box.driver.inventory / "checks"
+    checks.mkdir()
+    (checks / "test_own.py").write_text(
+        "def test_name(host, server, facts, evidence):\n"
+        "    '''Is it the node?'''\n"
+        "    evidence(f\"{host.run('echo $PPID').stdout.strip()} {server.port} {facts['host']['kernel']}\")\n"
+        "def test_other_thing(limits):\n    assert limits['own_number'] == 8, limits['own_number']\n"
+    )
+    box.configure(checks={"other_thing": "warning", "own_number": 7})
+    done = box.deploy()
+    assert done.code == Exit.OK, done  # a warning is shown and blocks nothing
+    assert any(event["event"] == "warning" and "other thing" in event["message"] for event in done.events)
+
+    report = tmp_path / "report.xml"
+    done = box.run("verify", "-k", "name or other_thing", "--junit", str(report))
+    assert done.code == Exit.OK, done
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    assert any("Is it the node?" in row and f" {box.port} {os.uname().release}" in row[-1] for row in rows), done
+    assert "no (warning)" in done.stdout
+    suite = ET.parse(report).getroot()[0]
+    assert (suite.get("name"), suite.get("tests"), suite.get("skipped")) == ("box/demo", "2", "1")
+
+    box.configure(checks={"other_thing": "blocker", "own_number": 7})
+    assert box.run("verify", "--only", "other_thing").code == Exit.DEGRADED
+    assert box.run("verify", "-k", "and and").code == Exit.USAGE
+
+
+def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box) -> None:
+    with session(box) as opened:
+        shell = Shell(opened.node)
+        done = shell.run("head -c 100000 /dev/zero; printf '\\377\\n\\n'; printf 'e\\000r' >&2; exit 7")
+        assert (done.exit_status, done.stdout, done.stderr) == (7, b"\0" * 100000 + b"\xff\n\n", b"e\0r")
+        quoted = 'it\'s "x" $HOME `id` \\ \u00e9\n!'
+        assert (
+            shell.run(f"printf %s {chr(39)}{quoted.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}{chr(39)}").stdout
+            == quoted.encode()
+        )
+        assert shell.run("cat").stdout == b""  # no input, and none of ours
+        first = shell.run("echo $PPID").stdout
+        assert shell.run("echo $PPID").stdout == first
+        began = time.monotonic()
+        with pytest.raises(CommandTimedOut, match="sleep"):
+            shell.run("echo $$ >$HOME/hung; sleep 600 & wait", timeout=0.5)
+        assert time.monotonic() - began < 20
+        hung = int((box.home / "hung").read_text())
+        assert shell.run("echo $PPID").stdout != first
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{hung}").exists():
+            assert time.monotonic() < deadline, "the hung command was not killed"
+            time.sleep(0.02)
+        shell.close()
+
+
+def test_a_lost_connection_is_no_failed_check(box: Box) -> None:
+    assert box.deploy().code == Exit.OK
+    checks = box.driver.inventory / "checks"
+    checks.mkdir()
+    (checks / "test_own.py").write_text("def test_first(host):\n    host.run('kill -9 $PPID; exec sleep 60')\n")
+    with session(box) as opened, pytest.raises(Unreachable):
+        outcomes(opened, box, "test_first")

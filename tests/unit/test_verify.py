@@ -1,0 +1,384 @@
+"""The checks that ship: each fails for its own reason, skips where its tool is missing, and is at its level.
+
+They run by the real machinery, on a node's recorded facts and on commands whose output is given.
+"""
+
+# ruff: noqa: E501 - the tables of cases read by their rows
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lamplighter.errors import UsageError
+from lamplighter.node.events import Exit
+from lamplighter.run import verify
+from lamplighter.run.verify import CheckResult, ServerUnderCheck, junit_text, run_checks
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+CHECKS = PROJECT / "roles" / "node" / "checks"
+RECORDED = json.loads((PROJECT / "tests" / "recordings" / "facts" / "demo.json").read_text())
+THRESHOLDS = yaml.safe_load((PROJECT / "roles" / "node" / "defaults.yml").read_text())["server"]["checks"]
+UUIDS = RECORDED["wanted"]["uuids"]
+
+ENGINE = {
+    "identity": {"source": "models", "path": "/v1/models", "field": "data.*.id", "equals": ["{served_name}"]},
+    "generate": {"kind": "completion", "path": "/v1/completions", "body": {"prompt": "Hello"}},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    rc: int = 0
+    stdout: str = ""
+    stderr: str = ""
+
+
+GOOD_LSPCI = (
+    "0000:18:00.0 3D controller [0302]: NVIDIA [10de:2335]\n0000:2a:00.0 3D controller [0302]: NVIDIA [10de:2335]\n"
+)
+GOOD_NVLINK = "GPU 0: NVIDIA H200 (UUID: GPU-2b)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n"
+GOOD_P2P = " \t\x1b[4mGPU0\tGPU1\x1b[0m\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n\n  X    = Self\n"
+GOOD_ACS = "\t\tACSCtl:\tSrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-\n"
+#: What the healthy node says to the commands of the checks, by a word of theirs.
+HEALTHY = {
+    "lspci -Dnnd": Done(stdout=GOOD_LSPCI),
+    "lspci -vvv": Done(stdout=GOOD_ACS),
+    "NVRM": Done(),
+    "nvlink": Done(stdout=GOOD_NVLINK),
+    "topo": Done(stdout=GOOD_P2P),
+    "timedatectl": Done(stdout="yes\n"),
+    "fabricmanager": Done(stdout="active\n"),
+    " GET ": Done(stdout='200 {"data": [{"id": "demo-model"}]}'),
+    " POST ": Done(stdout='200 {"choices": [{"text": "a"}]}'),
+}
+
+
+class Node:
+    """Stands for testinfra's host: answers by the first word that a command contains."""
+
+    def __init__(self, answers: dict[str, Done]) -> None:
+        self.answers = answers
+
+    def run(self, command: str, *args: str) -> Done:
+        line = command % args if args else command
+        found = [answer for word, answer in self.answers.items() if word in line]
+        assert found, f"the test has no answer to {line}"
+        return found[0]
+
+
+def healthy() -> dict[str, Any]:
+    """The recorded facts, and a node that has everything a check can ask about."""
+    facts = copy.deepcopy(RECORDED)
+    facts["limits"].update({"locked memory": None, "open files": 1048576})
+    facts["driver"]["module"] = "580.159.04"
+    facts["unit"] = {
+        "name": "lamplighter-demo.service", "ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0",
+        "NeedDaemonReload": "no", "DropInPaths": "", "edited": None,
+    }  # fmt: skip
+    facts["host"]["has_systemd"] = True
+    facts["host"].update(uid=1001, user="ops")
+    facts["logind"] = {"RemoveIPC": "b false", "KillUserProcesses": "b false", "lingering": False}
+    facts["engine"] = {
+        "distribution": "sglang", "version": "0.5.16", "files": 2104, "changed": {}, "missing": [], "error": None,
+    }  # fmt: skip
+    for gpu in facts["gpus"]:
+        gpu["details"].update({"fabric.state": "Completed", "fabric.status": "Success"})
+    return facts
+
+
+def subject(facts: Any, **other: Any) -> ServerUnderCheck:
+    known: dict[str, Any] = {
+        "name": "demo", "engine": ENGINE, "model": "demo-model", "served_name": "demo-model", "host": "127.0.0.1",
+        "port": 8000, "gpus": "all", "argv": (), "env": {}, "python": "python3", "ask_facts": lambda: facts,
+    }  # fmt: skip
+    return ServerUnderCheck(**{**known, **other})
+
+
+def check(
+    only: str = "",
+    facts: dict[str, Any] | None = None,
+    answers: dict[str, Done] | None = None,
+    settings: dict[str, Any] | None = None,
+    directory: Path = CHECKS,
+    **server: Any,
+) -> dict[str, CheckResult]:
+    facts = healthy() if facts is None else facts
+    given = answers or {}
+    node = Node({**given, **{word: answer for word, answer in HEALTHY.items() if word not in given}})
+    found = run_checks(
+        node, subject(facts, **server), lambda: facts, [directory], {**THRESHOLDS, **(settings or {})}, only,
+        frozenset(THRESHOLDS),
+    )  # fmt: skip
+    return {result.name: result for result in found}
+
+
+def test_a_healthy_node_passes_every_check_with_evidence() -> None:
+    found = check()
+    assert {result.outcome for result in found.values()} == {"passed"}, found
+    assert [name for name, result in found.items() if not result.evidence] == []
+    assert [name for name, result in found.items() if not result.question.endswith("?")] == []
+    assert verify.judge_checks({"checks": [dataclasses.asdict(each) for each in found.values()]}) == Exit.OK
+
+
+def gpu(field: str, cell: str, index: int = 1) -> Callable[[dict[str, Any]], None]:
+    return lambda facts: facts["gpus"][index]["details"].update({field: cell})
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Change one fact; the path's steps are separated by blanks, as names have dots."""
+
+    def change(facts: dict[str, Any]) -> None:
+        *above, last = path.split(" > ")
+        place: Any = facts
+        for step in above:
+            place = place[int(step)] if isinstance(place, list) else place[step]
+        place[last] = value
+
+    return change
+
+
+STRANGER = {"pid": 77, "title": "/usr/bin/trainer", "user": "ann", "is_ours": False}
+XID = "2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.\n"
+XID_OF_APPLICATION = "2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid (PCI:0000:18:00): 31, pid=1, MMU Fault\n"
+PATCHED = {"sglang/srt/server.py": "sha256=x"}
+DIFFERENCE = {
+    "pid": 6971, "title": "sglang::scheduler_TP0", "name": "NCCL_PROTO", "expected": "LL", "found": "Simple",
+    "by": "sglang 0.5.16 sets it",
+}  # fmt: skip
+
+#: (check, level, what is wrong with the facts, what commands say, words of the evidence)
+CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
+    ("gpus_are_all_there", "blocker", put("smi > error", "nvidia-smi failed with rc 15: GPU is lost"), {}, "GPU is lost"),
+    ("gpus_are_all_there", "blocker", put("wanted > error", "no GPU 7: this node has GPU 0"), {}, "no GPU 7"),
+    ("gpus_are_all_there", "blocker", put("wanted > uuids", UUIDS[:1]), {}, f"{UUIDS[1]} is gone"),
+    ("pci_bus_and_driver_agree", "blocker", None, {"lspci -Dnnd": Done(stdout=GOOD_LSPCI * 4)}, "8 GPUs on the bus, 2 known"),
+    ("driver_is_whole", "blocker", put("driver > module", "570.1"), {}, "kernel module 570.1, library 580.159.04"),
+    ("driver_is_whole", "blocker", put("smi > error", "Failed to initialize NVML: Driver/library version mismatch"), {}, "mismatch"),
+    ("gpus_need_no_recovery", "blocker", gpu("gpu_recovery_action", "Drain and Reset"), {}, "GPU 1 wants Drain and Reset"),
+    ("gpu_memory_is_accounted_for", "blocker", put("holders", {"word": "UNKNOWN", "reason": "GPU requires reset", "holders": [], "open": [], "complete": True}), {}, "requires reset"),
+    ("gpu_memory_is_accounted_for", "blocker", put("holders", {"word": "HELD", "reason": "GPU 0 uses 71000 MiB", "holders": [], "open": [], "complete": True}), {}, "no process is seen: GPU 0 uses 71000"),
+    ("no_foreign_holder", "blocker", put("holders > holders", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
+    ("no_foreign_holder", "blocker", put("holders > open", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
+    ("fabric_is_ready", "blocker", gpu("fabric.state", "In Progress"), {}, "GPU 1: fabric In Progress, Success"),
+    ("fabric_is_ready", "blocker", None, {"fabricmanager": Done(3, "failed\n")}, "nvidia-fabricmanager is failed"),
+    ("no_remapped_rows", "blocker", gpu("remapped_rows.pending", "Yes"), {}, "GPU 1: row remapping pending"),
+    ("no_remapped_rows", "blocker", gpu("remapped_rows.failure", "Yes", 0), {}, "GPU 0: row remapping failed"),
+    ("no_uncorrected_memory_errors", "blocker", gpu("ecc.errors.uncorrected.volatile.total", "3"), {}, "GPU 1: 3 uncorrected"),
+    ("no_xid", "blocker", None, {"NVRM": Done(stdout=XID_OF_APPLICATION + XID)}, "1 messages, the last: 2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid"),
+    ("nvidia_smi_is_quick", "blocker", put("smi > seconds", 7.5), {}, "two calls took 7.5 s"),
+    ("no_process_is_stuck", "blocker", put("stuck", [{"pid": 9, "comm": "nvidia-smi", "title": "nvidia-smi", "wchan": "os_acquire_mutex"}]), {}, "pid 9 (nvidia-smi) in os_acquire_mutex"),
+    ("persistence_mode_is_on", "warning", gpu("persistence_mode", "Disabled"), {}, "GPU 1: persistence mode Disabled"),
+    ("clocks_are_not_throttled", "warning", gpu("clocks_event_reasons.active", "0x0000000000000048"), {}, "HW slowdown, HW thermal"),
+    ("pcie_width_is_full", "warning", gpu("pcie.link.width.current", "8"), {}, "GPU 1: 8 of 16 lanes"),
+    ("nvlink_is_whole", "blocker", None, {"nvlink": Done(stdout=GOOD_NVLINK + "\t Link 2: <inActive>\n")}, "1 of 3 links are inactive: 2"),
+    ("gpus_reach_each_other", "blocker", None, {"topo": Done(stdout=GOOD_P2P.replace("OK", "CNS"))}, "GPU0-GPU1: CNS"),
+    ("acs_is_off", "warning", None, {"lspci -vvv": Done(stdout=GOOD_ACS + GOOD_ACS.replace("SrcValid-", "SrcValid+"))}, "ACS is on at 1 of 2 ports"),
+    ("acs_is_off", "warning", put("iommu > groups", 40), {}, "the IOMMU translates"),
+    ("gpu_modes_are_as_wanted", "warning", gpu("mig.mode.current", "Enabled"), {}, "GPU 1: MIG is Enabled"),
+    ("gpu_modes_are_as_wanted", "warning", gpu("compute_mode", "Exclusive_Process"), {}, "compute mode Exclusive_Process"),
+    ("shm_has_room", "blocker", put("space > /dev/shm > free", 64 << 20), {}, "0.1 GiB free, at least 4 are wanted"),
+    ("disks_have_room", "blocker", put("space > /tmp > free", 1 << 30), {}, "/tmp: 1.0 GiB free, at least 5"),
+    ("disks_have_room", "blocker", put("space > /tmp > free_inodes", 7), {}, "/tmp: 0.0 % of the inodes free"),
+    ("limits_of_the_server_are_high", "warning", put("limits > open files", 1024.0), {}, "1024 open files, at least 65536"),
+    ("limits_of_the_server_are_high", "warning", put("limits > locked memory", 65536.0), {}, "locked memory is limited to 64 KiB"),
+    ("memory_is_available", "warning", put("memory > MemAvailable", 1 << 30), {}, "1.0 GiB available"),
+    ("hugepages_are_not_set_aside", "warning", put("memory > HugePages_Free", 512), {}, "512 huge pages"),
+    ("clock_is_synchronised", "warning", None, {"timedatectl": Done(stdout="no\n")}, "NTPSynchronized is no"),
+    ("logout_takes_nothing_away", "warning", put("logind > RemoveIPC", "b true"), {}, "RemoveIPC is on and ops does not linger"),
+    ("logout_takes_nothing_away", "warning", put("logind > KillUserProcesses", "b true"), {}, "KillUserProcesses is on"),
+    ("workers_carry_the_variables", "blocker", put("environment > differences", [DIFFERENCE]), {}, "NCCL_PROTO is Simple, not LL: sglang 0.5.16 sets it"),
+    ("sitecustomize_is_in_force", "blocker", put("sitecustomize > workers > 6974", "none has run"), {}, "pid 6974: none has run"),
+    ("engine_files_are_as_installed", "warning", put("engine > changed", PATCHED), {}, "1 files of sglang 0.5.16 are not as in RECORD: sglang/srt/server.py"),
+    ("engine_files_are_as_installed", "warning", put("engine > missing", ["sglang/a.py"]), {}, "sglang/a.py (missing)"),
+    ("nccl_takes_nothing_from_files", "warning", put("nccl_files > /etc/nccl.conf", "# old\nNCCL_PROTO=Simple\n"), {}, "/etc/nccl.conf says NCCL_PROTO=Simple"),
+    ("release_files_are_in_place", "blocker", put("release > launch_mode", "0644"), {}, "launch.sh has mode 0644"),
+    ("release_files_are_in_place", "blocker", put("release > files", [{"name": "launch.sh", "wanted": "aa", "found": "bb"}]), {}, "launch.sh is bb, not aa"),
+    ("environment_file_is_private", "blocker", put("release > env_mode", "0644"), {}, "mode 0644: others can read the secrets"),
+    ("current_release_is_the_one_that_runs", "blocker", put("release > running", "feed"), {}, "feed runs"),
+    ("process_is_alive", "blocker", put("server > pid", None), {}, "no process"),
+    ("process_is_alive", "blocker", put("processes", []), {}, "has ended"),
+    ("port_is_held_by_the_server", "blocker", put("ports", []), {}, "nobody listens on port 8000"),
+    ("port_is_held_by_the_server", "blocker", put("ports > 0 > pids", [77]), {}, "held by pid 77"),
+    ("served_model_is_the_one_wanted", "blocker", None, {" GET ": Done(stdout='200 {"data": [{"id": "other"}]}')}, "it serves other, not demo-model"),
+    ("model_answers", "blocker", None, {" POST ": Done(stdout="503 draining")}, "/v1/completions answers 503: draining"),
+    ("unit_is_enabled", "blocker", put("unit > UnitFileState", "disabled"), {}, "lamplighter-demo.service is disabled"),
+    ("unit_is_as_written", "warning", put("unit > edited", "+Restart=no"), {}, "+Restart=no"),
+    ("unit_is_as_written", "warning", put("unit > NeedDaemonReload", "yes"), {}, "daemon-reload"),
+    ("nothing_has_drifted", "warning", put("drift > differences", [{"kind": "argv", "name": "argv --tp", "wanted": "2", "found": "4", "by": ""}]), {}, "argv --tp: wanted 2, found 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "change", "answers", "words"), CASES, ids=[f"{c[0]}-{c[4][:20]}" for c in CASES]
+)
+def test_a_shipped_check_fails_for_its_own_reason(
+    name: str, level: str, change: Any, answers: dict[str, Done], words: str
+) -> None:
+    facts = healthy()
+    if change is not None:
+        change(facts)
+    result = check(name, facts, answers)[name]
+    assert result.outcome == ("failed" if level == "blocker" else "warning"), result
+    assert result.level == level
+    assert words in result.evidence
+
+
+def test_every_shipped_check_has_its_failure() -> None:
+    assert {case[0] for case in CASES} == set(check())
+
+
+MISSING = Done(127, "", "sh: 1: not found")
+SKIPS: list[tuple[str, Any, dict[str, Done], str]] = [
+    ("pci_bus_and_driver_agree", None, {"lspci": MISSING}, "lspci is not on the node"),
+    ("pci_bus_and_driver_agree", None, {"lspci": Done()}, "hides the bus"),
+    ("acs_is_off", None, {"lspci": MISSING}, "lspci is not on the node"),
+    ("acs_is_off", None, {"lspci": Done(stdout="\tCapabilities: <access denied>\n")}, "no ACS control"),
+    ("clock_is_synchronised", None, {"timedatectl": MISSING}, "timedatectl is not on the node"),
+    ("clock_is_synchronised", None, {"timedatectl": Done(1, "", "Failed to connect to bus")}, "Failed to connect to bus"),
+    ("no_xid", None, {"NVRM": Done(3)}, "the kernel's log is empty, or this user may not read it"),
+    ("nvlink_is_whole", None, {"nvlink": Done(stdout="GPU 0: NVIDIA L40S\n")}, "no NVLink"),
+    ("nvlink_is_whole", None, {"nvlink": Done(6, "No devices were found\n")}, "exit status 6"),
+    ("gpus_reach_each_other", None, {"topo": Done()}, "no matrix"),
+    ("driver_is_whole", put("driver > module", None), {}, "/proc/driver/nvidia/version is not there"),
+    ("unit_is_enabled", put("unit", None), {}, "no systemd unit"),
+    ("logout_takes_nothing_away", put("logind", {}), {}, "no logind"),
+    ("limits_of_the_server_are_high", put("limits", {}), {}, "may not be read"),
+    ("port_is_held_by_the_server", put("ports > 0 > pids", []), {}, "whose port 8000 is can't be seen"),
+    ("workers_carry_the_variables", put("environment > state", "inconclusive"), {}, "2/2 workers"),
+    ("sitecustomize_is_in_force", put("sitecustomize > scope", "none"), {}, "scope is none"),
+    ("engine_files_are_as_installed", put("engine", {"distribution": "x", "error": "no RECORD"}), {}, "no RECORD"),
+    ("served_model_is_the_one_wanted", None, {" GET ": Done(stdout="401 no")}, "wants an API key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "answers", "words"), SKIPS)
+def test_what_a_node_cannot_tell_is_skipped_with_the_reason(
+    name: str, change: Any, answers: dict[str, Done], words: str
+) -> None:
+    facts = healthy()
+    if change is not None:
+        change(facts)
+    result = check(name, facts, answers)[name]
+    assert result.outcome == "skipped", result
+    assert words in result.evidence
+
+
+def test_a_server_without_gpus_skips_what_is_about_gpus() -> None:
+    found = check("test_gpus.py and not stuck", gpus=())
+    assert len(found) > 15
+    assert [result for result in found.values() if result.outcome != "skipped"] == []
+
+
+@pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]"])
+def test_a_gpu_that_has_no_such_thing_does_not_fail(cell: str) -> None:
+    facts = healthy()
+    for each in facts["gpus"]:
+        each["details"] = dict.fromkeys(each["details"], cell) | {"driver_version": "580.159.04"}
+    found = check("", facts)
+    assert [each for each in found.values() if each.outcome not in ("passed", "skipped")] == []
+
+
+# ------------------------------------------------------------------------------------------------ levels, thresholds
+
+
+def test_the_inventory_decides_what_blocks_and_where_a_threshold_lies() -> None:
+    facts = healthy()
+    facts["space"]["/dev/shm"]["free"] = 1 << 30
+    gpu("persistence_mode", "Disabled")(facts)
+    settings = {"shm_has_room": "warning", "persistence_mode_is_on": "blocker", "no_xid": "off"}
+    found = check("", facts, settings=settings)
+    assert found["shm_has_room"].outcome == "warning"
+    assert found["persistence_mode_is_on"].outcome == "failed"
+    assert (found["no_xid"].outcome, found["no_xid"].evidence) == ("skipped", "off in the inventory")
+    assert check("shm", facts, settings={"shm_free_gib": 0.5})["shm_has_room"].outcome == "passed"
+
+
+def test_a_misspelt_name_under_checks_is_an_error_of_its_own() -> None:
+    found = check(settings={"shm_has_rom": "off", "shm_fre_gib": 9})
+    assert found["shm_has_rom"].outcome == found["shm_fre_gib"].outcome == "error"
+    assert "did you mean shm_has_room?" in found["shm_has_rom"].evidence
+    assert "did you mean shm_free_gib?" in found["shm_fre_gib"].evidence
+
+
+def test_only_warnings_do_not_fail_and_blockers_do() -> None:
+    def judged(*outcomes: str) -> Exit:
+        return verify.judge_checks({"checks": [{"outcome": outcome} for outcome in outcomes]})
+
+    assert judged("passed", "warning", "skipped") == Exit.OK
+    assert judged("passed", "failed") == Exit.DEGRADED
+    assert judged("error") == Exit.DEGRADED
+
+
+# --------------------------------------------------------------------------------------------------- check files
+
+
+def write(directory: Path, text: str) -> Path:
+    (directory / "test_own.py").write_text(text)
+    return directory
+
+
+def test_the_host_is_never_this_machine(tmp_path: Path) -> None:
+    own = write(tmp_path, "def test_host(host):\n    assert host.run('hostname').stdout == 'gpu1'\n")
+    found = check("test_host", answers={"hostname": Done(stdout="gpu1")}, directory=own)
+    assert found["host"].outcome == "passed", found
+    assert socket.gethostname() != "gpu1"
+
+
+def test_a_host_fixture_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef host():\n    return None\n")
+    own = write(tmp_path, "def test_host(host):\n    pass\n")
+    assert "it would test another machine" in check("test_host", directory=own)["host"].evidence
+
+
+def test_options_of_a_pytest_around_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    own = write(tmp_path, "def test_it(facts, limits, evidence):\n    evidence(limits['shm_free_gib'])\n")
+    assert check("test_it", directory=own)["it"].evidence == "4"
+    assert os.environ["PYTEST_ADDOPTS"] == "--no-such-option"
+
+
+def test_a_file_that_does_not_import_is_an_error(tmp_path: Path) -> None:
+    found = list(check("", directory=write(tmp_path, "import no_such_module_here\n")).values())
+    assert [(result.outcome, "no_such_module_here" in result.evidence) for result in found] == [("error", True)]
+
+
+def test_an_expression_that_selects_nothing_or_is_none() -> None:
+    assert check("no_such_check")["checks"].outcome == "error"
+    with pytest.raises(UsageError, match="pytest -k"):
+        check("and and")
+
+
+def test_parameters_are_checks_of_one_name(tmp_path: Path) -> None:
+    text = "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_many(n):\n    '''Is it one?'''\n    assert n == 1\n"
+    own = write(tmp_path, text)
+    node, facts = Node({}), healthy()
+    found = run_checks(node, subject(facts), lambda: facts, [own], {"many": "warning"})
+    assert [(result.name, result.question, result.outcome) for result in found] == [
+        ("many", "Is it one? [1]", "passed"),
+        ("many", "Is it one? [2]", "warning"),
+    ]
+
+
+def test_junit_has_a_suite_a_server_and_every_outcome() -> None:
+    rows = [
+        {"name": f"c{number}", "question": "q?", "outcome": outcome, "evidence": "e\x1b[2J<&", "seconds": 0.5}
+        for number, outcome in enumerate(["passed", "failed", "error", "warning", "skipped"])
+    ]
+    root = ET.fromstring(junit_text([("gpu1", "kimi", rows), ("gpu2", "kimi", [])]))
+    first, second = root.findall("testsuite")
+    assert first.attrib == {
+        "name": "gpu1/kimi", "time": "2.500", "tests": "5", "failures": "1", "errors": "1", "skipped": "2",
+    }  # fmt: skip
+    assert second.get("name") == "gpu2/kimi"
+    assert [case.find("*").tag for case in first] == ["system-out", "failure", "error", "skipped", "skipped"]
+    assert first.find("testcase[@name='c1']/failure").get("message") == "e<&"
