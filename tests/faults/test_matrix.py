@@ -199,7 +199,7 @@ def take_port(ground: Ground, process: Any) -> None:
 
 
 def leave_port(ground: Ground) -> None:
-    ground.node.sh("pkill -KILL -f http.server")
+    ground.node.sh("pkill -KILL -f '[h]ttp.server'")
 
 
 def flood_log(ground: Ground, process: Any) -> None:
