@@ -827,3 +827,73 @@ def test_every_pattern_of_the_roles_has_plain_text() -> None:
             assert all(logwatch.needed_text(each) for each in failure["patterns"]), failure["id"]
         for key in ("wrappers", "benign", "consequences", "stopping", "pids", "percent"):
             assert all(logwatch.needed_text(each) for each in engine.get(key, ())), key
+
+
+# -- what a ready server says of itself
+
+
+def watched(name: str, *lines: str) -> LogWatch:
+    watch = LogWatch(ENGINES[name])
+    watch.feed("".join(f"{line}\n" for line in lines).encode())
+    watch.finish()
+    return watch
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("fail-hog", 2_194_000), ("ready-then-term", 16_458_301)])
+def test_the_kv_pool_is_measured(name: str, tokens: float) -> None:
+    watch = LogWatch(ENGINES["sglang"])
+    watch.feed((RECORDINGS / f"{name}.log").read_bytes())
+    assert watch.measures["kv_tokens"] == pytest.approx(tokens, rel=0.01)
+    assert "no_cuda_graph" not in watch.warnings  # a prefill never has one
+
+
+def test_vllms_kv_pool_is_measured_and_its_start_is_read() -> None:
+    log = (PROJECT / "tests/recordings/vllm/ready-0.32-cpu.log").read_bytes()
+    watch = LogWatch(ENGINES["vllm"])
+    watch.feed(log)
+    assert watch.measures == {"kv_tokens": 1_048_576.0}
+    assert list(watch.warnings) == ["fallback"]  # Disabling Triton
+    found = diagnose_log(log, ENGINES)
+    assert (found.engine, found.version, found.outcome, found.phase) == ("vllm", "0.32.0", "ready", "ready")
+
+
+def test_small_batches_without_a_graph_are_a_warning_also_after_the_ready_line() -> None:
+    decode = (
+        "Decode batch, #running-req: {0}, #token: 20, token usage: 0.00, cuda graph: {1}, gen throughput (token/s): 1"
+    )
+    assert not watched("sglang", decode.format(1, True), decode.format(200, False)).warnings
+    watch = watched("sglang", "The server is fired up and ready to roll!", decode.format(2, False))
+    assert set(watch.warnings) == {"no_cuda_graph"}
+    assert "servers.{server}.args" in watch.hint("no_cuda_graph")
+
+
+def test_only_what_no_server_survives_is_fatal() -> None:
+    assert watched("sglang", HEAD + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").is_fatal
+    assert watched("sglang", "Received sigquit from a child process. It usually means the child failed.").is_fatal
+    assert not watched("sglang", "ModuleNotFoundError: No module named 'x'").is_fatal
+    assert not watched("sglang", "The server is fired up and ready to roll!", "SIGQUIT received.").is_fatal
+    for name in ("ready-then-term", "tp2-ready-then-term", "first-start-jit", "fail-hog"):
+        watch = LogWatch(ENGINES["sglang"])
+        for line in (RECORDINGS / f"{name}.log").read_bytes().splitlines(keepends=True):
+            watch.feed(line)
+            assert not watch.is_fatal, line
+
+
+def test_healthy_cases_are_never_fatal_on_the_way() -> None:
+    for case in CASES:
+        want = expected(case)
+        if want["outcome"] == "failed":
+            continue
+        watch = LogWatch(ENGINES[want["engine"]])
+        for line in (case / "server.log").read_bytes().splitlines(keepends=True):
+            watch.feed(line)
+            assert not watch.is_fatal, (case.name, line)
+
+
+def test_answers_to_our_own_questions_show_nobody_at_work() -> None:
+    watch = watched("sglang", "Load weight begin. avail mem=1 GB")
+    before = watch.lines_of_work
+    watch.feed(b'[2026-11-29 14:18:00] INFO:     127.0.0.1:4 - "GET /health HTTP/1.1" 503 Service Unavailable\n')
+    assert watch.lines_of_work == before
+    watch.feed(b"anything else\n")
+    assert watch.lines_of_work == before + 1

@@ -284,7 +284,8 @@ def generate(
     """Let the server generate one token; the proof that its engine works. Raises HttpFailed when no answer came.
 
     The request is the engine's ``generate``: its ``body`` plus ``model`` (unless the body has one; null drops it) and
-    ``max_tokens`` 1, or, for an embedding model, a word to embed. facts: a hung engine still answers /health and /v1/models with 200, but not this.
+    ``max_tokens`` 1, or, for an embedding model, a word to embed. facts: a hung engine still answers /health and
+    /v1/models with 200, but not this.
     """
     rule = _section(engine, "generate")
     is_chat, is_embedding = rule.get("kind") == "chat", rule.get("kind") == "embedding"
