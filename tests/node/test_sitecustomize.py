@@ -44,7 +44,8 @@ SHOW = (
 def pysite(directory: Path, variables: Mapping[str, tuple[str, str]], digest: str = "0123456789ab") -> Path:
     """A directory with our file for ``variables`` {name: (value, mode)}."""
     env = [{"name": n, "value": v, "mode": m, "managed": True} for n, (v, m) in variables.items()]
-    text = Templates(PROJECT, ["sglang"]).render("sitecustomize.py.j2", {"env": env, "digest": digest, "scope": "server"})
+    values = {"env": env, "digest": digest, "scope": "server"}
+    text = Templates(PROJECT, ["sglang"]).render("sitecustomize.py.j2", values)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "sitecustomize.py").write_text(text)
     return directory
