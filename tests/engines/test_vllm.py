@@ -60,6 +60,7 @@ def test_vllm_from_healthy_to_every_kind_of_death(
     park: NodePark, node: Node, vllm_engine: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     served = Served(park, node, vllm_engine, tiny_model, tmp_path)
+    node.sh("mount -o remount,size=1g /dev/shm")  # a queue between its processes wants 160 MiB
     first = served.deploy()
     assert first.code == Exit.OK, first
     phases = [event["phase"] for event in first.events if event.get("phase")]

@@ -135,6 +135,7 @@ SIGNATURES: list[tuple[str, tuple[str, ...], str]] = [
     ("kv_cache_too_small", ("vllm",), "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"),
     ("kv_cache_too_small", ("vllm",), "ValueError: To serve at least one request with the model's max seq len (131072), (20.00 GiB KV cache is needed"),
     ("graph_capture_failed", ("sglang",), "Exception: Capture cuda graph failed: CUDA error: operation not permitted when stream is capturing"),
+    ("shm_full", ("vllm",), "RuntimeError: Insufficient space in /dev/shm for message queue: 160 MiB required, 64 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host)."),
     ("nccl_error", REAL, "torch.distributed.DistBackendError: NCCL error in: /pytorch/x.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.7"),
     ("nccl_error", REAL, "RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers"),
     ("nccl_error", REAL, "RuntimeError: NCCL error: remote process exited or there was a network error"),
