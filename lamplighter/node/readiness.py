@@ -62,6 +62,14 @@ TAIL_LINES = 15
 #: A launcher that ends so long after one of its workers has followed it; one that kills its workers ends at once.
 FOLLOWED_SECONDS = 0.1
 
+#: The next step for causes that no engine.yml knows, since no log names them.
+HINTS = {
+    "worker_died": "see who ended it (dmesg -T on the node); give it more memory, or load less: servers.{server}.args",
+    "wrong_model": "let servers.{server}.model and servers.{server}.served_name name what it serves",
+    "api_key": "give the server and us the same key: servers.{server}.args, or a secret in servers.{server}.secrets",
+    "engine_hung": "a rank hangs: look with py-spy what it does; try NCCL_P2P_DISABLE: 1 under servers.{server}.env",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
@@ -373,7 +381,7 @@ class _Watch:
                 outcome="failed",
                 cause=cause,
                 evidence=(evidence or found.evidence) if own else found.evidence,
-                hint=hint or found.hint or self.watched.hint_of(cause),
+                hint=hint or found.hint or self.watched.hint_of(cause) or HINTS.get(cause, ""),
             )
         if self.log.skipped:
             message += f" ({_skipped(self.log.skipped)})"
