@@ -141,6 +141,7 @@ class NodePark:
         self.known_hosts = self.home / ".ssh/known_hosts"
         self.key = self.home / ".ssh/id_ed25519"
         self._hub: subprocess.Popen[bytes] | None = None
+        self._hub_namespaces: set[str] = set()
         self._name = f"lamplighter-{secrets.token_hex(4)}"
         self._numbers: dict[str, int] = {}
 
@@ -154,7 +155,8 @@ class NodePark:
         assert self._hub.stdout is not None
         if self._hub.stdout.readline() != b"up\n":
             raise NodeTrouble("the hub did not come up")
-        self.namespaces |= namespaces_of(self._hub.pid)
+        self._hub_namespaces = namespaces_of(self._hub.pid)
+        self.namespaces |= self._hub_namespaces
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,6 +169,7 @@ class NodePark:
         if self._hub is not None:
             end(self._hub)
             self._hub = None
+            self.namespaces -= self._hub_namespaces
 
     def node(self, name: str, *, systemd: bool = False, disk_mib: int = 256) -> Node:
         """The node of that name, booted if it is not there yet; how it boots is settled the first time."""
@@ -317,6 +320,7 @@ class Node:
         self._port = f"w-{name}"[:15]
         self._outer: subprocess.Popen[bytes] | None = None
         self._relay: subprocess.Popen[bytes] | None = None
+        self._namespaces: set[str] = set()
         key = self._directory / "host_ed25519"
         if key.exists():
             key.unlink()
@@ -350,7 +354,8 @@ class Node:
         except NodeTrouble as trouble:
             self.power_off()
             raise NodeTrouble(f"{self.name} did not boot: {trouble}\n{log.read_text()}") from trouble
-        self.park.namespaces |= namespaces_of(self.pid)
+        self._namespaces = namespaces_of(self.pid)
+        self.park.namespaces |= self._namespaces
 
     def power_off(self) -> None:
         """Pull the plug: PID 1 is killed, and with it the kernel ends all that ran here. The disk stays."""
@@ -361,6 +366,7 @@ class Node:
                     os.kill(self.pid, signal.SIGKILL)
             end(self._outer)
             self._outer, self.pid = None, 0
+            self.park.namespaces -= self._namespaces  # the kernel gives their numbers to others, whom no check may end
             self.park.hub_run("sh", "-c", f"ip link delete {self._port} 2>/dev/null; true")  # the kernel takes its time
             if self.systemd:
                 self._drop_cgroup()
