@@ -18,8 +18,8 @@ from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory,
 from lamplighter.node.observe import processes
 from lamplighter.node.plan import Plan
 
-#: Files that hold room for the records which make a run recoverable: one for the start, the commit and the rollback.
-RESERVES = 3
+#: Files that hold room for the records which make a run recoverable: for the start, the commit and the rollback.
+RESERVES = 6
 RESERVE_BYTES = 32768
 #: Below this much free space a reserve is given back.
 SCARCE_BYTES = 1 << 20
@@ -163,6 +163,14 @@ class Run:
             if state.f_bavail * state.f_frsize < SCARCE_BYTES and self.reserves:
                 os.unlink(self.reserves.pop())
 
+    def give_back_room(self) -> bool:
+        """Free one reserve, for a write that the disk has refused; not before there is something to lose."""
+        if not self.touched or not self.reserves:
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(self.reserves.pop())
+        return True
+
     def note_holder(self, stage: str) -> None:
         """Write into every lock that we hold who we are and how far."""
         for held in self.locks:
@@ -219,6 +227,7 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
         files.write_json(directory.worker, {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start})
     release = request.get("release") or {}
     run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))
+    files.Room.give_back = run.give_back_room
     with _last_words(run):
         verbs[request["verb"]](run)
     run.journal.close()

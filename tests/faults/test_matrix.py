@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         "disk full", fill_disk,
         by_stage({"preflight": REFUSED, "stage": REFUSED, "lock": REFUSED},
-                 ({Exit.OK, Exit.REFUSED, Exit.ROLLED_BACK}, {"old", "new"})),
+                 ({Exit.OK, Exit.DEGRADED, Exit.REFUSED, Exit.ROLLED_BACK}, {"old", "new"})),
         ("preflight", "stop", "start", "commit"),
         mend=lambda ground: ground.node.free_disk(),
     ),

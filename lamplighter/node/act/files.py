@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -18,8 +19,26 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 
+class Room:
+    """Room set aside for records that must not be lost: ``give_back`` frees some, and tells whether it did."""
+
+    give_back: Callable[[], bool] = staticmethod(lambda: False)
+
+
 def write_file(path: str, content: Union[str, bytes], mode: int = 0o600) -> None:
-    """Replace ``path`` with ``content`` at once and durably. Raises OSError; the old content is then still there."""
+    """Replace ``path`` with ``content`` at once and durably. Raises OSError; the old content is then still there.
+
+    On a full disk it is tried once more if there is room to give back.
+    """
+    try:
+        _write_file(path, content, mode)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not Room.give_back():
+            raise
+        _write_file(path, content, mode)
+
+
+def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
     directory, name = os.path.split(path)
     temp = os.path.join(directory, f"{TEMP_PREFIX}{name}.{os.getpid()}")
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
