@@ -337,11 +337,16 @@ def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: It
 
 
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
-    """Return all launches that the node remembers, as far as they are of this boot, and what our unit runs now."""
+    """Return the launches of this boot of which something may still live, and what our unit runs now.
+
+    A launch whose supervisor has seen its last descendant go claims nothing any more: its numbers may be others' by now.
+    """
     found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
         record = read_json(launch.process)
         if record is None or record.get("boot_id") != processes.boot_id():
+            continue
+        if (read_json(launch.exit) or {}).get("all_gone"):
             continue
         launched = launcher.read_launched(launch)
         if launched is not None:

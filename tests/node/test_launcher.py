@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lamplighter.node import preflight
 from lamplighter.node.act import launcher, stop
 from lamplighter.node.act.launcher import ExitStatus, Launched, LaunchFailed
-from lamplighter.node.layout import LaunchFiles, RunDirectory
+from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome
 from lamplighter.node.observe import processes
 from tests.node.living import Living, is_running, kill, members, process_of, until
 
@@ -273,3 +274,16 @@ def test_the_environment_of_every_launch_is_the_same(monkeypatch: pytest.MonkeyP
 
 def test_an_end_that_nobody_saw() -> None:
     assert str(ExitStatus(None, None)) == "exit status unknown"
+
+
+def test_a_launch_of_which_nothing_is_left_claims_nothing_any_more(tmp_path: Path) -> None:
+    home = ServerHome(str(tmp_path / "servers" / "demo"))
+    launch = home.run("20260101T000000Z-abcdef").launch("new")
+    os.makedirs(launch.directory)
+    me = processes.read_process(os.getpid())
+    assert me is not None
+    record = {"boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start}
+    Path(launch.process).write_text(json.dumps({**record, "supervisor_pid": me.pid, "supervisor_start": me.start}))
+    assert len(preflight.recorded_launches(home, {})) == 1
+    Path(launch.exit).write_text(json.dumps({"code": 0, "signal": None, "t": 0, "all_gone": True}))
+    assert preflight.recorded_launches(home, {}) == []

@@ -105,14 +105,19 @@ def supervise() -> NoReturn:
         with contextlib.suppress(BrokenPipeError):  # it has failed already, before it came to the gate
             os.write(opener, b"go")
     os.close(opener)
+    ending: dict[str, Any] = {}
     while True:
         try:
             gone, status = os.wait()
         except ChildProcessError:
-            os._exit(0)
+            break
         if gone == pid:
+            ending = _ending(status)
             with contextlib.suppress(OSError):  # a full disk: the descendants need their reaper all the same
-                _record_exit(order, status)
+                files.write_json(order["exit"], ending)
+    with contextlib.suppress(OSError):
+        files.write_json(order["exit"], {**ending, "all_gone": True})
+    os._exit(0)
 
 
 def _detach() -> None:
@@ -164,7 +169,7 @@ def _record(order: dict[str, Any], pid: int) -> None:
     )
 
 
-def _record_exit(order: dict[str, Any], status: int) -> None:
+def _ending(status: int) -> dict[str, Any]:
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    files.write_json(order["exit"], {"code": code, "signal": number, "t": time.time()})
+    return {"code": code, "signal": number, "t": time.time()}
