@@ -339,7 +339,7 @@ def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: It
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
     """Return the launches of this boot of which something may still live, and what our unit runs now.
 
-    A launch whose supervisor has seen its last descendant go claims nothing any more: its numbers may be others' by now.
+    A launch whose supervisor has seen its last descendant go claims nothing: its numbers may be others' by now.
     """
     found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
