@@ -196,7 +196,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     help={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
 )
 def status(
-    c: Context, host: list[str], server: str | None = None, json: bool = False, watch: float | None = None
+    c: Context, host: list[str], server: str | None = None, json: bool = False, watch: str | None = None
 ) -> None:
     """Show what serves and since when, its drift, and a run in progress with its stage. Reads only."""
     from lamplighter.report import status_text

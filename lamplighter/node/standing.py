@@ -16,7 +16,7 @@ from lamplighter.node import freed, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import drift, facts, gpus, processes
+from lamplighter.node.observe import drift, facts, gpus, http, ports, processes
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
@@ -58,6 +58,7 @@ def write_down(run: Run) -> None:
                 "argv": list(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine),
                 "driver": _driver(),
+                "environment": [[each.name, each.found] for each in _in_environment(run.home, [])],
             },
         )
     except Exception as error:
@@ -126,12 +127,25 @@ def find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     if now.main is not None:
         found += _in_process(now.main, deployed, unknown)
         found += _in_environment(home, unknown)
+    else:
+        found += _in_its_place(record, deployed)
     found += _in_engine(deployed, unknown)
     found += _in_driver(deployed)
     found += _in_unit(home, record)
     if not deployed:
         unknown.append("argv, engine and driver: not written down when this release became ready")
     return Drift(tuple(found), tuple(unknown))
+
+
+def since_deploy(home: ServerHome, found: Drift) -> List[Difference]:
+    """Return the differences that another deploy could mend: not what was so right after the last one already.
+
+    A variable that the server itself overwrites is so again after every deploy.
+    """
+    known = [tuple(pair) for pair in (read_json(home.deployed) or {}).get("environment") or ()]
+    return [
+        each for each in found.differences if each.kind != drift.ENVIRONMENT or (each.name, each.found) not in known
+    ]
 
 
 def _from_inventory(
@@ -188,6 +202,18 @@ def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: 
         unknown.append(f"argv of pid {main.pid}: it shows none")
         return []
     return drift.of_words(drift.ARGV, "argv", deployed["argv"], process.argv)
+
+
+def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
+    """Compare whoever listens on the port of a server that is gone: somebody may have started it by hand."""
+    for pid in ports.owners(int(record["port"])):
+        process = processes.read_process(pid)
+        if process is not None:
+            name = f"process on port {record['port']}"
+            other = Difference(drift.PROCESS, name, f"pid {record['pid']}", f"pid {pid} ({process.title})")
+            known = deployed.get("argv")
+            return [other, *(drift.of_words(drift.ARGV, "argv", known, process.argv) if known else ())]
+    return []
 
 
 def _in_environment(home: ServerHome, unknown: List[str]) -> List[Difference]:
@@ -282,8 +308,6 @@ def trouble_of(home: ServerHome) -> Optional[str]:
 
 
 def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
-    from lamplighter.node.observe import http, ports
-
     rule = engine["health"]
     try:
         reply = http.request(

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import os
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
-from lamplighter.node.observe import ownership, ports, processes
+from lamplighter.node.observe import drift, ownership, ports, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.stages import repair
@@ -244,11 +244,18 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     """
     home = server_home(root, request["server"]["name"])
     digest = request["release"]["digest"]
-    reasons = _reasons(home, request)
+    found = standing.find_drift(home, request["wanted"])
+    reasons = _reasons(home, request, standing.since_deploy(home, found))
     serving = preflight.what_serves(home)
     if not reasons:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((serving or {}).get("since") or 0)))
-        return Before(_ended("unchanged", Exit.OK, f"release {digest} serves since {since}; nothing differs", serving))
+        message = f"release {digest} serves since {since}"
+        if not found.differences:
+            return Before(_ended("unchanged", Exit.OK, f"{message}; nothing differs", serving))
+        first = found.differences[0]
+        hint = f"mode: force under servers.{home.name}.env.{first.name} wins over the server; or drop the variable"
+        message += f"; what differs did so right after its deploy: {first}"
+        return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
     verdict = read_json(home.release(digest).verdict) or {}
     if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
         return Before(None, tuple(reasons))
@@ -267,7 +274,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     return Before(end, tuple(reasons))
 
 
-def _reasons(home: ServerHome, request: dict[str, Any]) -> list[str]:
+def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[drift.Difference]) -> list[str]:
     state = _status_of(home)
     if state["run"] is not None:
         return [f"a run is at work: {state['run'].get('id')}"]
@@ -275,8 +282,7 @@ def _reasons(home: ServerHome, request: dict[str, Any]) -> list[str]:
         return [f"it does not serve ({state['state']}): {state['message']}"]
     trouble = standing.trouble_of(home)
     reasons = [] if trouble is None else [trouble]
-    found = standing.find_drift(home, request["wanted"])
-    reasons += [f"{each.kind}: {each}" for each in found.differences]
+    reasons += [f"{each.kind}: {each}" for each in differences]
     reasons += [f"secret {name} has another value" for name in _changed_secrets(home, request)]
     age, most = standing.age_of(home), request.get("max_age")
     if most is not None and age is not None and age >= most:

@@ -41,14 +41,13 @@ def seconds_in(text: str) -> float:
     return float(found.group(1)) * _UNITS[found.group(2)]
 
 
-def watch(settings: command.Settings, patterns: Sequence[str], server: str | None, seconds: float) -> NoReturn:
-    """Show the status of the chosen servers again and again, ``seconds`` apart, until Ctrl-C; then leave with 0.
+def watch(settings: command.Settings, patterns: Sequence[str], server: str | None, pause: str) -> NoReturn:
+    """Show the status of the chosen servers again and again, ``pause`` apart, until Ctrl-C; then leave with 0.
 
     Each host keeps its connection; a lost one is opened again at the next look.
     """
     with command.guarded(settings), contextlib.ExitStack() as open_nodes:
-        if seconds <= 0:
-            raise UsageError("--watch needs a number of seconds above 0")
+        seconds = max(0.1, seconds_in(pause))
         watched = [
             _Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)
         ]

@@ -49,8 +49,8 @@ def test_status_logs_check_verify_config_speak_json_and_text(box: Box) -> None:
     verified = box.run("verify", "--json")
     assert verified.code == Exit.OK
     checks = json.loads(verified.stdout)["verify"]["hosts"]["box"]["servers"]["demo"]["checks"]
-    assert len(checks) >= 6
-    assert {check["outcome"] for check in checks} == {"passed"}
+    assert len(checks) >= 30
+    assert {check["outcome"] for check in checks} <= {"passed", "skipped", "warning"}
     config = json.loads(box.run("config", "--json").stdout)
     assert config["servers"]["demo"]["port"] == box.port
     assert config["origins"]["servers.demo.port"].endswith(

@@ -1,0 +1,228 @@
+"""Facts of the node and drift of a server: parsers on recorded text, engine files on a real directory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node import standing
+from lamplighter.node.layout import server_home
+from lamplighter.node.observe import drift, facts, gpus, processes
+
+# ---------------------------------------------------------------------------------------------------------- parsers
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Wed Jul  2\nGCC version: 12\n", "580.159.04"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.44.01  Release Build  (root@h)\n", "590.44.01"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54  Tue\n", "535.54"),
+        ("something else", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_the_version_of_the_loaded_driver(text: str | None, version: str | None) -> None:
+    assert facts.read_driver(text) == version
+
+
+def test_meminfo_and_mounts() -> None:
+    text = (
+        "MemTotal:       24683656 kB\nMemAvailable:   100 kB\nHugePages_Free:        7\nHugepagesize:       2048 kB\n"
+    )
+    assert facts.read_meminfo(text) == {"MemTotal": 24683656 * 1024, "MemAvailable": 102400, "HugePages_Free": 7}
+    mounts = "proc /proc proc rw 0 0\n/dev/sdb1 /models\\040big ext4 ro,noatime 0 0\nbroken\n"
+    assert facts.read_mounts(mounts) == [
+        {"device": "/dev/sdb1", "point": "/models big", "type": "ext4", "options": "ro,noatime"}
+    ]
+
+
+def test_space_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
+    found = facts.space(str(tmp_path / "a" / "b"))
+    assert found["at"] == str(tmp_path)
+    assert 0 < found["free"] <= found["total"]
+
+
+def test_details_of_gpus_by_uuid_and_a_field_that_the_driver_does_not_know() -> None:
+    uuid = "GPU-2bf2fdb3-338d-5b84-9c49-5078d63e0f56"
+    good = gpus.Answer(0, f"{uuid}, Enabled, [N/A]\r\nUnable to determine the device handle\n", "")
+    assert gpus.read_details(["a", "b"], good) == {uuid: {"a": "Enabled", "b": "[N/A]"}}
+    assert gpus.read_details(["a"], gpus.Answer(2, 'Field "a" is not a valid field to query.', "")) is None
+
+
+def test_facts_of_this_machine_are_json_and_name_ourselves() -> None:
+    found = json.loads(json.dumps(facts.node_facts([], ["/nonexistent/place"])))
+    assert found["host"]["uid"] == os.geteuid()
+    assert found["memory"]["MemTotal"] > 0
+    assert found["space"]["/nonexistent/place"]["at"] == "/"
+    me = processes.read_process(os.getpid())
+    assert me is not None
+    assert facts.describe(me)["argv"][0] == me.argv[0]
+
+
+# ------------------------------------------------------------------------------------------------------ engine files
+
+
+def install(site: Path, version: str, files: dict[str, str], name: str = "sg_lang") -> Path:
+    """Lay a distribution down as pip does."""
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    rows = []
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        rows.append(f'"{path}",sha256={digest},{len(text.encode())}')
+    rows += ["sglang/__pycache__/a.cpython-311.pyc,,", f"{info.name}/RECORD,,"]
+    (info / "RECORD").write_text("\n".join(rows) + "\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return info
+
+
+FILES = {"sglang/srt/server.py": "a = 1\n", "sglang/with, comma.py": "b = 2\n", "sglang/c.py": "c = 3\n"}
+
+
+def test_an_installed_engine_is_compared_with_its_record(tmp_path: Path) -> None:
+    info = install(tmp_path, "0.5.16", FILES)
+    found = facts.engine_files(str(info))
+    assert (found["version"], found["files"], found["changed"], found["missing"]) == ("0.5.16", 3, {}, [])
+    assert facts.find_distribution(["/nonexistent", str(tmp_path)], "SG.Lang") == str(info)
+
+    (tmp_path / "sglang/srt/server.py").write_text("a = 2\n")  # the same size
+    (tmp_path / "sglang/c.py").unlink()
+    now = facts.engine_files(str(info), found)
+    assert list(now["changed"]) == ["sglang/srt/server.py"]
+    assert now["missing"] == ["sglang/c.py"]
+    assert now["changed"]["sglang/srt/server.py"].startswith("sha256=")
+
+
+def test_a_file_that_nobody_touched_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = install(tmp_path, "0.5.16", FILES)
+    (tmp_path / "sglang/c.py").write_text("patched long ago\n")
+    known = facts.engine_files(str(info))
+    monkeypatch.setattr(facts, "_digest", lambda path, like: pytest.fail(f"read {path}"))
+    assert facts.engine_files(str(info), known)["changed"] == known["changed"]
+
+
+def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
+    info = install(tmp_path, "0.5.16", FILES)
+    (info / "RECORD").unlink()
+    assert "no RECORD" in facts.engine_files(str(info))["error"]
+
+
+# ------------------------------------------------------------------------------------------------------------- drift
+
+
+def named(found: Any) -> dict[str, tuple[str | None, str | None]]:
+    return {each.name: (each.wanted, each.found) for each in found}
+
+
+def test_command_lines_are_compared_flag_by_flag_and_keys_stay_hidden() -> None:
+    was = [
+        "python",
+        "-m",
+        "sglang.launch_server",
+        "--tp",
+        "8",
+        "--trust-remote-code",
+        "--api-key",
+        "a",
+        "--lora",
+        "x",
+        "y",
+    ]
+    now = ["python", "-m", "sglang.launch_server", "--tp=4", "--api-key", "b", "--lora", "x", "z", "--port", "1"]
+    assert named(drift.of_words(drift.ARGV, "argv", was, now)) == {
+        "argv --tp": ("8", "4"),
+        "argv --trust-remote-code": ("(set)", None),
+        "argv --api-key": ("(hidden)", "(hidden)"),
+        "argv --lora": ("x y", "x z"),
+        "argv --port": (None, "1"),
+    }
+    assert drift.of_words(drift.ARGV, "argv", was, was) == []
+    assert [each.name for each in drift.of_words(drift.ARGV, "argv", ["a", "--x", "--y"], ["a", "--y", "--x"])] == [
+        "argv order of arguments"
+    ]
+
+
+def test_an_edited_inventory_is_told_by_variable() -> None:
+    was = {"argv": ["s", "--tp", "8"], "env": {"A": {"value": "1", "mode": "default"}}, "gpus": [0, 1], "port": 8000}
+    wanted = {
+        "argv": ["s", "--tp", "4"],
+        "env": {"A": {"value": "2", "mode": "force"}, "B": {"value": "x", "mode": "default"}},
+        "gpus": [0, 1],
+        "port": 8001,
+    }
+    assert named(drift.of_plans(wanted, was)) == {
+        "args --tp": ("4", "8"),
+        "env.A": ("2 (forced)", "1"),
+        "env.B": ("x", None),
+        "port": ("8001", "8000"),
+    }
+
+
+def test_an_edited_unit_is_told_by_setting() -> None:
+    was = "[Service]\n# why\nRestart=on-failure\nExecStart=/a\n"
+    assert drift.of_units(was, was.replace("# why", "# because"), "u") == []
+    now = was.replace("on-failure", "no") + "Nice=5\n"
+    assert named(drift.of_units(was, now, "u")) == {"u Restart": ("on-failure", "no"), "u Nice": (None, "5")}
+    assert named(drift.of_units(was, None, "u")) == {"u": ("(as committed)", None)}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """What was written down of an installed engine, and its site-packages."""
+    info = install(tmp_path, "0.5.16", FILES, name="sglang")
+    return {"engine": {"distribution": "sglang", "dist_info": str(info), **facts.engine_files(str(info))}}, tmp_path
+
+
+def test_no_drift_of_an_engine_that_nobody_touched(engine: tuple[dict[str, Any], Path]) -> None:
+    unknown: list[str] = []
+    assert standing._in_engine(engine[0], unknown) == []
+    assert unknown == []
+
+
+def test_a_patched_engine_file_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
+    deployed, site = engine
+    (site / "sglang/srt/server.py").write_text("import os\na = 1\n")
+    (site / "sglang/c.py").unlink()
+    found = named(standing._in_engine(deployed, []))
+    assert set(found) == {"sglang/srt/server.py", "sglang/c.py"}
+    assert found["sglang/c.py"] == ("(as in RECORD)", None)
+    wanted, now = found["sglang/srt/server.py"]
+    assert wanted == "(as in RECORD)"
+    assert len(now or "") == 12
+
+
+def test_an_upgraded_package_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
+    deployed, site = engine
+    (site / "sglang-0.5.16.dist-info").rename(site / "sglang-0.5.17.dist-info")
+    (site / "sglang-0.5.17.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.17\n")
+    assert named(standing._in_engine(deployed, [])) == {"sglang version": ("0.5.16", "0.5.17")}
+
+
+def test_a_removed_package_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
+    deployed, site = engine
+    (site / "sglang-0.5.16.dist-info").rename(site / "gone")
+    assert named(standing._in_engine(deployed, [])) == {"sglang version": ("0.5.16", None)}
+
+
+def test_another_driver_than_the_recorded_one_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    was = {"driver": {"module": "580.159.04", "library": "580.159.04"}}
+    now = {"module": "590.44.01", "library": "590.44.01"}
+    monkeypatch.setattr(standing, "_driver", lambda: now)
+    assert named(standing._in_driver(was)) == {
+        "driver (kernel module)": ("580.159.04", "590.44.01"),
+        "driver (nvidia-smi)": ("580.159.04", "590.44.01"),
+    }
+    assert standing._in_driver({"driver": now}) == []
+
+
+def test_nothing_deployed_has_no_drift(tmp_path: Path) -> None:
+    assert standing.find_drift(server_home(str(tmp_path), "kimi"), None) == standing.Drift()
