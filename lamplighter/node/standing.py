@@ -104,8 +104,16 @@ def _driver() -> Dict[str, Optional[str]]:
 def find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     """Compare the server with its release and the inventory. ``wanted``: {digest, server, files} of the inventory now.
 
-    Takes some calls of nvidia-smi and a look at every file of the engine (not into it, unless it was touched).
+    Takes some calls of nvidia-smi and a look at every file of the engine (not into it, unless it was touched). Never
+    raises: records of another version of ours are compared as far as they can be read.
     """
+    try:
+        return _find_drift(home, wanted)
+    except Exception as error:
+        return Drift(unknown=(f"the comparison failed: {type(error).__name__}: {error}",))
+
+
+def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     record = read_json(home.record)
     if record is None:
         return Drift()

@@ -283,6 +283,8 @@ def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[dr
     trouble = standing.trouble_of(home)
     reasons = [] if trouble is None else [trouble]
     reasons += [f"{each.kind}: {each}" for each in differences]
+    if not reasons and state["release"] != request["release"]["digest"]:
+        reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")
     reasons += [f"secret {name} has another value" for name in _changed_secrets(home, request)]
     age, most = standing.age_of(home), request.get("max_age")
     if most is not None and age is not None and age >= most:

@@ -1,0 +1,74 @@
+"""verify over real OpenSSH: as root, through sudo, through a jump host; a hung command; noise of login shells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node.events import Exit
+from tests.driver import Driver
+from tests.nodes.fixtures import MakeNode
+from tests.nodes.park import Node, NodePark
+
+OWN = """
+def test_who(host, evidence):
+    done = host.run("id -un; printf 'a\\\\0b' ; echo oops >&2")
+    evidence(f"{done.stdout_bytes!r} {done.stderr_bytes!r} {host.run('hostname').stdout.strip()}")
+
+def test_file(host):
+    assert host.file("/etc/hostname").content_string.strip() == host.run("hostname").stdout.strip()
+"""
+
+
+def driver_for(park: NodePark, node: Node, directory: Path, user: str = "root", **host: Any) -> Driver:
+    driver = Driver(directory / "inventory", prefix=tuple(park.hub_words([])), home=park.home)
+    server = {"engine": "demo", "model": "demo-model", "port": 8000, "gpus": "all"}
+    driver.write("gpu1", {**node.connection(user), "servers": {"demo": server}, **host})
+    (driver.inventory / "checks").mkdir()
+    (driver.inventory / "checks" / "test_own.py").write_text(OWN)
+    return driver
+
+
+def own(driver: Driver) -> dict[str, dict[str, Any]]:
+    done = driver.run("verify", "--json", "--host", "gpu1", "-k", "test_own.py")
+    assert done.code == Exit.OK, done
+    found = json.loads(done.stdout)["verify"]["hosts"]["gpu1"]["servers"]["demo"]["checks"]
+    return {check["name"]: check for check in found}
+
+
+@pytest.mark.parametrize(
+    ("user", "become", "who"), [("root", False, "root"), ("ops", False, "ops"), ("ops", True, "root")]
+)
+def test_one_shell_for_all_questions(
+    park: NodePark, node: Node, tmp_path: Path, user: str, become: bool, who: str
+) -> None:
+    if become:
+        node.allow_sudo()
+    node.write("/root/.bashrc", "echo welcome; echo noise >&2\n")
+    found = own(driver_for(park, node, tmp_path, user, become=become))
+    assert found["who"]["evidence"] == f"{who.encode() + b'%sa%sb' % (bytes([10]), bytes([0]))!r} b'oops\\n' gpu1"
+    assert found["file"]["outcome"] == "passed"
+
+
+def test_through_a_jump_host(park: NodePark, make_node: MakeNode, tmp_path: Path) -> None:
+    bastion, node = make_node("bastion"), make_node("gpu1")
+    driver = driver_for(park, node, tmp_path)
+    kept = park.ssh_config.read_text()
+    park.ssh_config.write_text(f"Host {node.address}\n  ProxyJump {bastion.name}\n{kept}")
+    try:
+        assert own(driver)["who"]["evidence"].endswith("gpu1")
+        assert "bastion" in kept
+        bastion.stop_sshd()
+        done = driver.run("verify", "--json", "--host", "gpu1")
+        assert done.code == Exit.UNREACHABLE, done  # it really went that way
+    finally:
+        park.ssh_config.write_text(kept)
+
+
+def test_sudo_that_refuses_is_no_failed_check(park: NodePark, node: Node, tmp_path: Path) -> None:
+    done = driver_for(park, node, tmp_path, "ops", become=True).run("verify", "--host", "gpu1", "-k", "who")
+    assert done.code == Exit.UNREACHABLE, done
+    assert "sudo" in done.stderr
