@@ -138,7 +138,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     else:
         found += _in_its_place(record, deployed)
     found += _in_engine(deployed, unknown)
-    found += _in_driver(deployed)
+    found += _in_driver(deployed, unknown)
     found += _in_unit(home, record)
     if not deployed:
         unknown.append("argv, engine and driver: not written down when this release became ready")
@@ -262,11 +262,14 @@ def _engine_now(known: Mapping[str, Any]) -> Dict[str, Any]:
     return facts.engine_files(place, known) if same else {"version": facts.version_in(place)}
 
 
-def _in_driver(deployed: Mapping[str, Any]) -> List[Difference]:
+def _in_driver(deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
     known = deployed.get("driver") or {}
     if not any(known.values()):
         return []
     now = _driver()
+    if known.get("library") is not None and now["library"] is None:
+        unknown.append("driver: nvidia-smi does not tell its version")
+        now["library"] = known["library"]
     names = {"module": "driver (kernel module)", "library": "driver (nvidia-smi)"}
     return [
         Difference(drift.DRIVER, names[key], known.get(key), now[key])

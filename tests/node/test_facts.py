@@ -217,11 +217,18 @@ def test_another_driver_than_the_recorded_one_is_drift(monkeypatch: pytest.Monke
     was = {"driver": {"module": "580.159.04", "library": "580.159.04"}}
     now = {"module": "590.44.01", "library": "590.44.01"}
     monkeypatch.setattr(standing, "_driver", lambda: now)
-    assert named(standing._in_driver(was)) == {
+    assert named(standing._in_driver(was, [])) == {
         "driver (kernel module)": ("580.159.04", "590.44.01"),
         "driver (nvidia-smi)": ("580.159.04", "590.44.01"),
     }
-    assert standing._in_driver({"driver": now}) == []
+    assert standing._in_driver({"driver": now}, []) == []
+
+
+def test_an_nvidia_smi_that_does_not_answer_is_no_other_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "_driver", lambda: {"module": None, "library": None})
+    unknown: list[str] = []
+    assert standing._in_driver({"driver": {"module": None, "library": "580.159.04"}}, unknown) == []
+    assert unknown == ["driver: nvidia-smi does not tell its version"]
 
 
 def test_nothing_deployed_has_no_drift(tmp_path: Path) -> None:

@@ -43,11 +43,19 @@ class Done:
     stderr: str = ""
 
 
+SMI = (PROJECT / "tests" / "recordings" / "h200" / "nvidia-smi" / "two-gpus.txt").read_text()
+
+
+def recorded(command: str) -> str:
+    """What the command printed on two H200."""
+    return SMI.partition(f"$ {command}\n")[2].partition("[rc=0")[0]
+
+
 GOOD_LSPCI = (
     "0000:18:00.0 3D controller [0302]: NVIDIA [10de:2335]\n0000:2a:00.0 3D controller [0302]: NVIDIA [10de:2335]\n"
 )
-GOOD_NVLINK = "GPU 0: NVIDIA H200 (UUID: GPU-2b)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n"
-GOOD_P2P = " \t\x1b[4mGPU0\tGPU1\x1b[0m\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n\n  X    = Self\n"
+GOOD_NVLINK = recorded("nvidia-smi nvlink -s")
+GOOD_P2P = recorded("nvidia-smi topo -p2p r")
 GOOD_ACS = "\t\tACSCtl:\tSrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-\n"
 #: What the healthy node says to the commands of the checks, by a word of theirs.
 HEALTHY = {
@@ -180,7 +188,7 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("persistence_mode_is_on", "warning", gpu("persistence_mode", "Disabled"), {}, "GPU 1: persistence mode Disabled"),
     ("clocks_are_not_throttled", "warning", gpu("clocks_event_reasons.active", "0x0000000000000048"), {}, "HW slowdown, HW thermal"),
     ("pcie_width_is_full", "warning", gpu("pcie.link.width.current", "8"), {}, "GPU 1: 8 of 16 lanes"),
-    ("nvlink_is_whole", "blocker", None, {"nvlink": Done(stdout=GOOD_NVLINK + "\t Link 2: <inActive>\n")}, "1 of 3 links are inactive: 2"),
+    ("nvlink_is_whole", "blocker", None, {"nvlink": Done(stdout=GOOD_NVLINK + "\t Link 18: <inActive>\n")}, "1 of 37 links are inactive: 18"),
     ("gpus_reach_each_other", "blocker", None, {"topo": Done(stdout=GOOD_P2P.replace("OK", "CNS"))}, "GPU0-GPU1: CNS"),
     ("acs_is_off", "warning", None, {"lspci -vvv": Done(stdout=GOOD_ACS + GOOD_ACS.replace("SrcValid-", "SrcValid+"))}, "ACS is on at 1 of 2 ports"),
     ("acs_is_off", "warning", put("iommu > groups", 40), {}, "the IOMMU translates"),
