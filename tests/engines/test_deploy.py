@@ -31,6 +31,7 @@ class Served:
             "port": PORT,
             "gpus": [],
             "args": {"device": "cpu"},
+            "checks": {"shm_free_gib": 0, "disk_free_gib": 0},  # a test node is small
             "env": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MARK": "one"},
             **server,
         }
@@ -82,6 +83,6 @@ def test_killed_while_serving_and_deployed_again(
     status = served.driver.run("status", "--json", "--host", "gpu1")
     found = json.loads(status.stdout)["status"]["hosts"]["gpu1"]["servers"]["tiny"]
     assert found["state"] == "stopped"
-    assert "signal 9" in found["message"]
+    assert "SIGKILL" in found["message"]
     assert served.deploy().code == Exit.OK
     eventually(lambda: served.completion() is not None)
