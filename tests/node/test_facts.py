@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -233,3 +234,13 @@ def test_an_nvidia_smi_that_does_not_answer_is_no_other_driver(monkeypatch: pyte
 
 def test_nothing_deployed_has_no_drift(tmp_path: Path) -> None:
     assert standing.find_drift(server_home(str(tmp_path), "kimi"), None) == standing.Drift()
+
+
+def test_a_process_that_waits_for_a_moment_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = processes.read_process(os.getpid())
+    assert me is not None
+    waiting = dataclasses.replace(me, state="D")
+    monkeypatch.setattr(facts, "STUCK_SECONDS", 0.01)
+    assert facts.stuck({me.pid: waiting}) == []  # the next look finds it at work
+    monkeypatch.setattr(facts.processes, "read_process", lambda pid: waiting)
+    assert [each["pid"] for each in facts.stuck({me.pid: waiting})] == [me.pid]

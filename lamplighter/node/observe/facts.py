@@ -44,6 +44,10 @@ NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 #: Seconds that nvidia-smi may take in all.
 SMI_SECONDS = 20.0
 
+#: For how long a process in D state is looked at before it counts as stuck, and how often.
+STUCK_SECONDS = 2.0
+STUCK_LOOKS = 10
+
 _MEMORY = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "HugePages_Total", "HugePages_Free")
 #: File systems that hold no files of anybody.
 _PSEUDO = re.compile(
@@ -177,7 +181,15 @@ def limits_of(pid: int) -> Dict[str, Optional[float]]:
 
 
 def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
-    """List the processes in uninterruptible sleep, with the place in the kernel where that can be read."""
+    """List the processes that stay in uninterruptible sleep, with the place in the kernel where that can be read.
+
+    Whoever waits for a disk is in that state for a moment, and again the next: only who is there in every look counts.
+    """
+    waiting = [process for process in table.values() if process.state == "D"]
+    for _ in range(STUCK_LOOKS):
+        if waiting:
+            time.sleep(STUCK_SECONDS / STUCK_LOOKS)
+            waiting = [process for process in waiting if _still_waits(process)]
     return [
         {
             "pid": process.pid,
@@ -185,9 +197,13 @@ def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
             "title": process.title,
             "wchan": (_text(f"{processes.PROC}/{process.pid}/wchan") or "").strip(),
         }
-        for process in table.values()
-        if process.state == "D"
+        for process in waiting
     ]
+
+
+def _still_waits(process: Process) -> bool:
+    now = processes.read_process(process.pid)
+    return now is not None and now.identity == process.identity and now.state == "D"
 
 
 def read_meminfo(text: str) -> Dict[str, int]:
