@@ -1,7 +1,8 @@
 """A worker killed anywhere: the next plain deploy, without any cleaning up, ends `deployed`.
 
 The worker of a deploy runs on strings (tests/faults/puppet.py) and is killed right before its n-th checkpoint. Points
-are drawn by a seed; with LAMPLIGHTER_SOAK=N (`./inv dev.soak`) N of them, else 50.
+are drawn by a seed: 16 of them in `./inv test`, 50 with LAMPLIGHTER_FAULTS=rows, N with LAMPLIGHTER_SOAK=N
+(`./inv dev.soak`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.faults.state import trouble_on_disk
 from tests.lab.conftest import free_port
 
 PUPPET = Path(__file__).with_name("puppet.py")
-POINTS = int(os.environ.get("LAMPLIGHTER_SOAK") or 50)
+POINTS = int(os.environ.get("LAMPLIGHTER_SOAK") or (50 if os.environ.get("LAMPLIGHTER_FAULTS") == "rows" else 16))
 SEED = int(os.environ.get("LAMPLIGHTER_SEED") or 20240)
 SCENES = 2
 
