@@ -117,8 +117,8 @@ GPU_FIELDS: dict[str, tuple[str, str | None]] = {
     "mig.mode.pending": ("", "Disabled"),
     "gsp.mode.current": ("", "Enabled"),
     "c2c.mode": ("", "Disabled"),
-    "fabric.state": ("", "[N/A]"),
-    "fabric.status": ("", "[N/A]"),
+    "fabric.state": ("", "N/A"),
+    "fabric.status": ("", "N/A"),
     "hostname": ("", None),
 }
 GPU_ALIASES = {

@@ -259,7 +259,7 @@ def token(port: int = PORT, model: str = "tiny", timeout: float = 20) -> str | N
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         reply = connection.getresponse()
         answer = json.loads(reply.read())
-        return str(answer["choices"][0]["text"]) if reply.status == 200 else None
+        return repr(answer["choices"][0]["text"]) if reply.status == 200 else None  # never empty, so never false
     except (OSError, http.client.HTTPException, ValueError, KeyError):
         return None
     finally:

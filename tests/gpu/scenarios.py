@@ -350,7 +350,7 @@ def port_stolen(bench: Bench) -> None:
     thief: list[socket.socket] = []
 
     def steal(event: dict[str, Any]) -> None:
-        if event["event"] == "stage_end" and event.get("stage") == "start" and not thief:
+        if event.get("event") == "stage_end" and event.get("stage") == "start" and not thief:
             thief.append(socket.create_server(("127.0.0.1", PORT)))
         if event.get("stage") == "rollback":
             for sock in thief:
