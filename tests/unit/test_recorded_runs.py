@@ -1,4 +1,4 @@
-"""Whole deploys of SGLang and transformers to an H200: the events as the control side got them, and the server's log."""
+"""Whole deploys of SGLang and transformers to an H200: events as the control side got them, and the server's log."""
 
 from __future__ import annotations
 
