@@ -116,7 +116,8 @@ def ask(port: int, path: str, body: object = None, host: str = "127.0.0.1", time
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
         connection.request(method, path, data, {"Content-Type": "application/json"})
         reply = connection.getresponse()
-        return reply.status, json.loads(reply.read())
+        text = reply.read()
+        return reply.status, json.loads(text) if text else None
     except OSError:
         return 0, None
     finally:
