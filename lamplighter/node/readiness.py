@@ -310,6 +310,9 @@ class _Watch:
                 (_skipped(self.log.skipped), "a server that writes so much fills the disk: lower its log level")
             )
         phases = {each.phase: each.seconds for each in found.diagnosis().phases if each.seconds is not None}
+        # facts: SGLang says nothing for its first 11 s, transformers for 5.6 s; the log's clock begins at a line.
+        silent = max(0.0, answer.at - self.began - sum(phases.values()))
+        phases = {**phases, "boot": round(phases.get("boot", 0.0) + silent, 3)}
         return Ready(
             time.time() - behind, round(answer.at - self.began, 3), phases, dict(found.measures), tuple(warnings)
         )

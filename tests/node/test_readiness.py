@@ -194,6 +194,7 @@ def test_ready_when_it_has_answered_and_no_line_said_so(start: Start) -> None:
     assert found.measures == {"kv_tokens": 1234.0}
     assert found.warnings == (("falling back to spots", "see servers.{server}.args"),)
     assert "weights" in found.phases
+    assert sum(found.phases.values()) >= found.seconds - 0.01, "a second of the start is in no phase"
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "::1"])
