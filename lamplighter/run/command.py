@@ -261,9 +261,9 @@ def read(
     if settings.as_json:
         hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
         hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-        print(json.dumps({word: {"hosts": hosts}}))
+        _say(json.dumps({word: {"hosts": hosts}}))
     elif answers:
-        print(text(answers))
+        _say(text(answers))
     for told in errors.values():
         print(told, file=sys.stderr)
     codes = {judge(found) for servers in answers.values() for found in servers.values()}
@@ -294,12 +294,23 @@ def print_logs(settings: Settings, patterns: Sequence[str], server: str | None, 
 
 
 def _print_piece(text: str) -> None:
+    if not _say(text, end=""):  # `logs --follow | head`: whoever read has seen enough
+        raise Leave(code=Exit.OK)
+
+
+def _say(text: str, end: str = "\n") -> bool:
+    """Print to stdout whatever its encoding; False when nobody reads it any more. A full disk ends the command."""
+    if sys.stdout is None:  # `>&-`
+        return False
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `logs --follow | head`: whoever read has seen enough
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise Leave(code=Exit.OK) from None
+        if isinstance(error, BrokenPipeError):
+            return False
+        raise Leave(f"stdout cannot be written: {error.strerror}", code=Exit.INTERNAL) from error
+    return True
 
 
 def print_config(settings: Settings, patterns: Sequence[str]) -> None:
@@ -311,9 +322,9 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in found.values():
-                print(json.dumps(host))
+                _say(json.dumps(host))
         else:
-            print(config_text(found))
+            _say(config_text(found))
 
 
 @contextlib.contextmanager
