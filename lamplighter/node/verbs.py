@@ -351,6 +351,8 @@ def attach(request: dict[str, Any], root: str) -> None:
     wanted = request.get("to")
     runs = [run for run in home.all_runs() if not wanted or run.run_id == wanted]
     runs = [run for run in runs if os.path.exists(run.journal)]
+    at_work = (lock.holder_of(home.lock) or {}).get("run")  # not a newer one that was refused because of it
+    runs = [run for run in runs if run.run_id == at_work] or runs
     if not runs:
         relay.send({"event": events.RESULT, "error": f"no run {wanted or ''} of server {home.name} on this node"})
         relay.send({"event": events.BYE})
