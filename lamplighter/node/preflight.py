@@ -10,6 +10,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import freed
@@ -25,6 +26,8 @@ VERSION_SECONDS = 20.0
 #: Below it are system users, whose shared memory logind leaves alone.
 SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
+#: Measured: up to 1.5 s with pinned host memory, 0.3 s without.
+TEARDOWN_SECONDS = 3.0
 
 _ASK_VERSION = "import sys, importlib.metadata as m; sys.stdout.write(m.version(sys.argv[1]))"
 
@@ -183,7 +186,7 @@ def _gpus(
         yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
         return
     uuids = resolved.uuids
-    verdict = gpus.judge(gpus.take_sample(), uuids, freed.read_baseline(home), processes.is_pid_alive, allow=plan.allow)
+    verdict = _settled_verdict(plan, home, uuids)
     claims = tuple(claims)
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
@@ -208,6 +211,18 @@ def _gpus(
         yield Finding("gpu_unified", "error", "the memory of these GPUs cannot be read", verdict.reason, hint)
     else:
         yield Finding("gpus", "ok", f"{len(uuids)} GPUs: {verdict.word}", verdict.reason)
+
+
+def _settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
+    """Judge the GPUs, again for a moment while the driver tears a dead process's memory down (its row outlives it)."""
+    baseline = freed.read_baseline(home)
+    deadline = time.monotonic() + TEARDOWN_SECONDS
+    while True:
+        sample = gpus.take_sample()
+        verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, allow=plan.allow)
+        if verdict.word != gpus.UNKNOWN or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
+            return verdict
+        time.sleep(freed.SAMPLE_SECONDS)
 
 
 def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:

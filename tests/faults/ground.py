@@ -144,11 +144,12 @@ class Ground:
         python = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); {program}"
         return self.node.exec([sys.executable, "-c", python, *words]).stdout
 
-    def trouble(self) -> list[str]:
-        """What an ended run may not leave behind."""
+    def trouble(self, *, gaps: bool = False) -> list[str]:
+        """What an ended run may not leave behind; with ``gaps`` its journal may lack events."""
         found = json.loads(
             self.node.exec(["/usr/bin/python3", "-I", "-S", str(HERE / "state.py"), ROOT, "demo"]).stdout
         )
+        found = [flaw for flaw in found if not (gaps and ": numbers " in flaw)]
         workers = [words for words in self.node.processes().values() if words.endswith(" worker")]
         return [*found, *(f"still runs: {words}" for words in workers)]
 
