@@ -214,13 +214,14 @@ def _gpus(
 
 
 def _settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
-    """Judge the GPUs, again for a moment while the driver tears a dead process's memory down (its row outlives it)."""
+    """Judge the GPUs, again for a moment while the driver tears a dead process's memory down: its row, or its memory, outlives it."""
     baseline = freed.read_baseline(home)
     deadline = time.monotonic() + TEARDOWN_SECONDS
     while True:
         sample = gpus.take_sample()
         verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, allow=plan.allow)
-        if verdict.word != gpus.UNKNOWN or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
+        is_passing = verdict.word == gpus.UNKNOWN or (verdict.word == gpus.HELD and not verdict.holders)
+        if not is_passing or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
             return verdict
         time.sleep(freed.SAMPLE_SECONDS)
 
