@@ -214,7 +214,7 @@ def _gpus(
 
 
 def _settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
-    """Judge the GPUs, again for a moment while the driver tears a dead process's memory down: its row, or its memory, outlives it."""
+    """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
     baseline = freed.read_baseline(home)
     deadline = time.monotonic() + TEARDOWN_SECONDS
     while True:
