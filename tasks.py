@@ -336,7 +336,7 @@ def test(c: Context, args: str = "") -> None:
     """Run the tests; levels that cannot run here are skipped with the reason."""
     import shlex
 
-    _tool("pytest", *shlex.split(args))
+    _tool("tests.run", *shlex.split(args))
 
 
 @task(auto_shortflags=False)
