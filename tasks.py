@@ -22,7 +22,7 @@ HELP = {
     "host": "host, group or pattern of the inventory; may be repeated",
     "server": "only this server of the host (default: all)",
     "json": "JSON on stdout, one object a line, the report last; human text on stderr",
-    "wait": "seconds to wait for a lock that somebody else holds",
+    "wait": "how long to wait for a lock that somebody else holds: seconds, or 90s, 10m, 2h",
 }
 READING = {name: HELP[name] for name in ("host", "server", "json")}
 
@@ -43,7 +43,7 @@ def deploy(
     if_changed: bool = False,
     max_age: str | None = None,
     json: bool = False,
-    wait: int = 0,
+    wait: str = "0",
 ) -> None:
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
     from lamplighter.run import command, drift, verify
@@ -51,11 +51,12 @@ def deploy(
     settings = command.settings_from(c, as_json=json)
     with command.guarded(settings):
         unless = drift.conditions(if_changed, max_age)
+        patience = command.seconds_in(wait)
     command.act(
         settings,
         host,
         server,
-        lambda session, one, listen: session.run("deploy", one, listen, wait=wait, **unless),
+        lambda session, one, listen: session.run("deploy", one, listen, wait=patience, **unless),
         lambda session, one, fold, listen: verify.afterwards(session, one, settings.inventory, fold, listen),
     )
 
@@ -64,24 +65,26 @@ def deploy(
     auto_shortflags=False, iterable=["host"], help={**HELP, "to": "release digest (default: the last other good one)"}
 )
 def rollback(
-    c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: int = 0
+    c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
     """Replace the server by an earlier release that is on the node already."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json)
+    patience = command.patience(settings, wait)
     command.act(
-        settings, host, server, lambda session, one, listen: session.run("rollback", one, listen, to=to, wait=wait)
+        settings, host, server, lambda session, one, listen: session.run("rollback", one, listen, to=to, wait=patience)
     )
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
-def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json)
-    command.act(settings, host, server, lambda session, one, listen: session.run("stop", one, listen, wait=wait))
+    patience = command.patience(settings, wait)
+    command.act(settings, host, server, lambda session, one, listen: session.run("stop", one, listen, wait=patience))
 
 
 @task(
@@ -90,36 +93,39 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     help={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
 )
 def undeploy(
-    c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: int = 0
+    c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: str = "0"
 ) -> None:
     """Take away what lies outside lamplighter's directory on the node: start-up files and the systemd unit."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json)
+    patience = command.patience(settings, wait)
     command.act(
         settings,
         host,
         server,
-        lambda session, one, listen: session.run("undeploy", one, listen, wait=wait, stop=stop),
+        lambda session, one, listen: session.run("undeploy", one, listen, wait=patience, stop=stop),
     )
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
-def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json)
-    command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=wait))
+    patience = command.patience(settings, wait)
+    command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=patience))
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
-def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: int = 0) -> None:
+def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json)
-    command.act(settings, host, server, lambda session, one, listen: session.run("restart", one, listen, wait=wait))
+    patience = command.patience(settings, wait)
+    command.act(settings, host, server, lambda session, one, listen: session.run("restart", one, listen, wait=patience))
 
 
 @task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
@@ -263,13 +269,21 @@ def verify(
         "server": HELP["server"],
         "lines": "how many of the last lines",
         "follow": "go on as the log grows, until Ctrl-C",
+        "run": "the log of the server that this run started (default: what serves, or served last)",
     },
 )
-def logs(c: Context, host: list[str], server: str | None = None, lines: int = 100, follow: bool = False) -> None:
+def logs(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    lines: str = "100",
+    follow: bool = False,
+    run: str | None = None,
+) -> None:
     """Print the server's log as the node keeps it. Reads only."""
     from lamplighter.run import command
 
-    command.print_logs(command.settings_from(c), host, server, lines, follow)
+    command.print_logs(command.settings_from(c), host, server, lines, follow, run)
 
 
 @task(
@@ -354,9 +368,14 @@ def types(c: Context) -> None:
 
 
 @task(auto_shortflags=False, help={"points": "how many kill points", "seed": "which ones"})
-def soak(c: Context, points: int = 1000, seed: int = 20240) -> None:
+def soak(c: Context, points: str = "1000", seed: str = "20240") -> None:
     """Try every fault at every stage, on both kinds of node, and kill a deploy's worker at many points. Takes hours."""
-    os.environ.update(LAMPLIGHTER_SOAK=str(points), LAMPLIGHTER_SEED=str(seed))
+    from lamplighter.run import command
+
+    with command.guarded(command.settings_from(c)):
+        command.whole_number(points, "--points")
+        command.whole_number(seed, "--seed")
+    os.environ.update(LAMPLIGHTER_SOAK=points, LAMPLIGHTER_SEED=seed)
     _tool("pytest", "tests/faults")
 
 

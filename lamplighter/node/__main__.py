@@ -41,6 +41,12 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
             _tell(request, before.end)
             return
         request = {**request, "because": before.reasons}
+    if verb in verbs.RUNS and "unplanned" in request:
+        planned = verbs.plan_from_release(request, root)
+        if planned is None:
+            relay.send({"event": events.BYE, "unplanned": request["unplanned"]})
+            return
+        request = planned
     if verb in verbs.RUNS:
         run = server_home(root, request["server"]["name"]).run(request["run"])
         refusal = _make_place(run)

@@ -135,6 +135,8 @@ def _leave_alone(run: Run, failure: StageFailure) -> None:
     """End a run that failed before it touched anything."""
     serving = what_serves(run.home)
     now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
+    if failure.exit_code == Exit.LOCKED and not run.locks:  # the server's own lock comes first: another run has it
+        now = "the other run decides what serves"
     outcome = "failed" if failure.exit_code == Exit.NOT_FREED else "refused"
     run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", serving)
 

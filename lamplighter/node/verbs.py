@@ -26,15 +26,42 @@ def _deploy(run: Run) -> None:
     deploy.deploy(run)
 
 
+def _warned(verb: Callable[[Run], None]) -> Callable[[Run], None]:
+    """Warn first of what the request could not say."""
+
+    def warn_and_do(run: Run) -> None:
+        for reason in run.request.get("because") or ():
+            run.warn(reason, "mend it before the next deploy")
+        verb(run)
+
+    return warn_and_do
+
+
 #: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
 RUNS: dict[str, Callable[[Run], None]] = {
     "deploy": _deploy,
-    "rollback": deploy.roll_back_to,
-    "start": deploy.start_server,
-    "restart": deploy.restart,
-    "stop": deploy.stop_server,
-    "undeploy": undeploy.undeploy,
+    "rollback": _warned(deploy.roll_back_to),
+    "start": _warned(deploy.start_server),
+    "restart": _warned(deploy.restart),
+    "stop": _warned(deploy.stop_server),
+    "undeploy": _warned(undeploy.undeploy),
 }
+
+
+def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, Any]]:
+    """Complete a request that the inventory could give no plan: by the current release's, or the newest good one's.
+
+    None where there is no such release.
+    """
+    home = server_home(root, request["server"]["name"])
+    current = home.current_release()
+    for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
+        known = read_json(release.plan)
+        if known is not None:
+            server = {**known["server"], **request["server"]}
+            because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.digest} is used"
+            return {**request, "server": server, "engine": known["engine"], "because": (because,)}
+    return None
 
 
 def status(request: dict[str, Any], root: str) -> dict[str, Any]:
@@ -61,6 +88,7 @@ def _status_of(home: ServerHome) -> dict[str, Any]:
         now = launcher.present(record)
         found["unit"], found["restarts"] = record.get("unit"), now.restarts
         found["pid"] = now.main.pid if now.main else None
+        found["since"] = record.get("since") if record.get("ready") else None
         if now.main is None:
             found["state"] = "starting" if now.is_restarting else "stopped"
             found["message"] = _joined(_why_gone(record), now.note)
@@ -99,7 +127,7 @@ def _unconfirmed(home: ServerHome, record: dict[str, Any]) -> tuple[str, str]:
     """Judge a server that was started and never confirmed: its run is at work, or was killed."""
     if repair.is_at_work(home.run(record["run"])):
         return "starting", "its process is alive and has not been ready yet"
-    killed = f"run {record['run']} was killed before it had confirmed it; `deploy` repairs that"
+    killed = f"run {record['run']} was killed before it had confirmed it; `./inv deploy` repairs that"
     if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
         return "serving", killed
     return "starting", f"its process is alive and does not answer yet; {killed}"
@@ -115,7 +143,8 @@ def _why_gone(record: dict[str, Any]) -> str:
     directory = os.path.dirname(record["log"])
     attempt = "old" if os.path.basename(record["log"]) == "server.old.log" else "new"
     ending = launcher.read_exit(RunDirectory(directory).launch(attempt))
-    return "its process is gone" if ending is None else f"its process ended: {ending}"
+    gone = "its process is gone" if ending is None else f"its process ended: {ending}"
+    return gone if record.get("ready") else f"the last start failed: {gone}"
 
 
 def _run_at_work(home: ServerHome) -> Optional[dict[str, Any]]:
@@ -311,13 +340,20 @@ def env(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def logs(request: dict[str, Any], root: str) -> None:
-    """Send the last lines of the log of what serves (or served last), and what it gains when asked to follow."""
+    """Send the last lines of the log of what serves (or served last), or of the server that the run ``to`` started.
+
+    And what the log gains, when asked to follow.
+    """
     home = server_home(root, request["servers"][0])
+    wanted = request.get("to")
     record = launcher.read_record(home)
-    if record is None:
-        relay.send({"event": events.LOG, "server": home.name, "text": "", "missing": True})
+    if wanted:
+        path, why = _log_of_run(home, wanted)
+    else:
+        path, why = (record or {}).get("log"), "nothing has been deployed there"
+    if path is None:
+        relay.send({"event": events.LOG, "server": home.name, "text": "", "missing": True, "why": why})
         return
-    path = record["log"]
     try:
         with open(path, "rb") as file:
             _send_tail(file, home.name, int(request.get("lines") or 100))
@@ -332,6 +368,15 @@ def logs(request: dict[str, Any], root: str) -> None:
         relay.send(
             {"event": events.LOG, "server": home.name, "text": "", "missing": True, "path": path, "why": error.strerror}
         )
+
+
+def _log_of_run(home: ServerHome, wanted: str) -> tuple[Optional[str], str]:
+    """Return the log of the server that a run started (of the new one, where it rolled back), or why there is none."""
+    run = next((run for run in home.all_runs() if run.run_id == wanted), None)
+    if run is None:
+        return None, f"the node has no run {wanted} of it"
+    found = [path for path in (run.launch("new").log, run.launch("old").log) if os.path.exists(path)]
+    return (found[0], "") if found else (None, f"run {wanted} started no server")
 
 
 def _send_tail(file: Any, name: str, lines: int) -> None:

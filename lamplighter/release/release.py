@@ -101,9 +101,17 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
         **{key: said[key] for key in PLAN_KEYS},
         "env": {**talk, **said["env"]},
         "served_name": server.served_name or server.model,  # the rule of all our engines
-        "argv": list(engine.argv(server)),
+        "argv": _argv(host, server, engine),
         "secrets": sorted(server.secrets),
     }
+
+
+def _argv(host: Host, server: Server, engine: Engine) -> list[str]:
+    try:
+        return list(engine.argv(server))
+    except InventoryError as error:
+        error.origin = error.origin or host.origin(error.what.partition(":")[0])
+        raise
 
 
 def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str, ReleaseFile]:

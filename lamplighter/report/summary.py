@@ -111,7 +111,9 @@ def _block(name: str, part: ServerReport) -> list[str]:
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
     if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
-        lines.append(f"  more: ./inv logs --host {host} --server {server}")
+        started = part.exit_code != Exit.DEGRADED and any(stage.name == "start" for stage in part.stages)
+        of_run = f" --run {clean(part.run)}" if started and part.run else ""  # not of what was put back
+        lines.append(f"  more: ./inv logs --host {host} --server {server}{of_run}")
     return lines
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,6 +29,8 @@ from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.run.deploy import HostSession, detached, open_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 class Interrupted(BaseException):
@@ -50,7 +53,8 @@ class Settings:
 def settings_from(context: Context, *, as_json: bool = False) -> Settings:
     """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY. Refuses Invoke's ``--dry``."""
     if context.config.run.dry:
-        _exit_with(UsageError("--dry is refused", why="it would fake every command", next_step="use `check`"), False)
+        refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
+        _exit_with(refusal, False)
     ours = context.config.lamplighter
     path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
     return Settings(
@@ -58,6 +62,28 @@ def settings_from(context: Context, *, as_json: bool = False) -> Settings:
         bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
         as_json,
     )
+
+
+def seconds_in(text: str) -> float:
+    """Read a duration such as ``7d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises UsageError."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def whole_number(text: str, flag: str) -> int:
+    """Read the value of ``flag``. Raises UsageError."""
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise UsageError(f"{flag}: {text!r} is no whole number", next_step=f"write {flag} 500, for example")
+    return int(text)
+
+
+def patience(settings: Settings, wait: str) -> float:
+    """Read ``--wait``; leave with exit code 2 where it is no duration."""
+    with guarded(settings):
+        return seconds_in(wait)
+    raise AssertionError  # guarded() lets nothing else through
 
 
 Listen = Callable[[Event], None]
@@ -139,6 +165,11 @@ def act(
     except Interrupted as interrupted:
         if not fold.report().parts():  # no run was asked for yet
             reporter.close(None)
+            error = _as_error(interrupted)
+            fold.add_error(None, None, error)
+            if settings.as_json:
+                _say(json.dumps(fold.report().to_json()))
+            print(error, file=sys.stderr)
             raise Leave(code=interrupted.exit_code) from interrupted
     except LamplighterError as error:
         fold.add_error(None, None, error)
@@ -255,7 +286,7 @@ def read(
                 except LamplighterError as error:
                     errors[host.name] = error
     except Interrupted as interrupted:
-        raise Leave(code=interrupted.exit_code) from interrupted
+        _exit_with(_as_error(interrupted), settings.as_json)
     except LamplighterError as error:
         _exit_with(error, settings.as_json)
     if settings.as_json:
@@ -281,16 +312,19 @@ def judge_findings(answer: Mapping[str, Any]) -> Exit:
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
 
 
-def print_logs(settings: Settings, patterns: Sequence[str], server: str | None, lines: int, follow: bool) -> None:
-    """Print the log of one server."""
+def print_logs(
+    settings: Settings, patterns: Sequence[str], server: str | None, lines: str, follow: bool, run: str | None = None
+) -> None:
+    """Print the log of one server: of what serves, or served last, or of what ``run`` started."""
     with guarded(settings):
+        count = whole_number(lines, "--lines")
         targets = [(host, one) for host, servers in choose(settings, patterns, server) for one in servers]
         if len(targets) != 1:
             names = ", ".join(f"{host.name}/{one.name}" for host, one in targets)
             raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
         host, one = targets[0]
         with open_session(host, PROJECT) as session:
-            session.logs(one, _print_piece, lines, follow)
+            session.logs(one, _print_piece, count, follow, run)
 
 
 def _print_piece(text: str) -> None:
@@ -334,9 +368,15 @@ def guarded(settings: Settings) -> Iterator[None]:
         with _signals():
             yield
     except Interrupted as interrupted:
-        raise Leave(code=interrupted.exit_code) from interrupted
+        _exit_with(_as_error(interrupted), settings.as_json)
     except LamplighterError as error:
         _exit_with(error, settings.as_json)
+
+
+def _as_error(interrupted: Interrupted) -> LamplighterError:
+    error = LamplighterError("interrupted; nothing was touched")
+    error.exit_code = interrupted.exit_code
+    return error
 
 
 def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:

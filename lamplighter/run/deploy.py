@@ -17,7 +17,7 @@ from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.engine import load_engine
-from lamplighter.release.release import TREATMENT, Release, build_release
+from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import serving
 from lamplighter.run.session import converse
 from lamplighter.run.ssh import Node
@@ -115,19 +115,25 @@ class HostSession:
             )
         return detached(self.host.name, follower.server, follower.run, trouble)
 
-    def logs(self, server: Server, write: Callable[[str], None], lines: int, follow: bool) -> None:
-        """Hand the last ``lines`` lines of the server's log to ``write``, then what it gains. Reads only."""
+    def logs(
+        self, server: Server, write: Callable[[str], None], lines: int, follow: bool, run: str | None = None
+    ) -> None:
+        """Hand the last ``lines`` lines of a log to ``write``, then what it gains. Reads only.
+
+        The log of what serves, or served last; with ``run``, of the server which that run started.
+        """
 
         def listen(event: Event) -> None:
             if event.get("missing"):
                 raise NodeRefused(
-                    f"{self.host.name}: server {server.name} has no log",
+                    f"{self.host.name}: server {server.name} has no {'such log' if run else 'log'}",
                     why=event.get("why", "nothing has been deployed there"),
+                    next_step=f"./inv status --host {self.host.name} --server {server.name}",
                 )
             if event["event"] == events.LOG:
                 write(event["text"])
 
-        self._ask({"verb": "logs", "servers": [server.name], "lines": lines, "follow": follow}, listen)
+        self._ask({"verb": "logs", "servers": [server.name], "lines": lines, "follow": follow, "to": run}, listen)
 
     def status(self, servers: Sequence[str]) -> dict[str, Any]:
         """Ask what serves and which run is in progress: {"root", "servers": [...]}. Reads only."""
@@ -176,7 +182,8 @@ class HostSession:
         engine = load_engine(server.engine, self.project / "roles")
         release = build_release(self.host, server, engine, self.project)
         plan = release.manifest["server"]
-        return self._result({"verb": "check", "server": plan, "engine": engine.compiled})
+        found = self._result({"verb": "check", "server": plan, "engine": engine.compiled})
+        return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
 
     def env(self, server: Server) -> dict[str, Any]:
         """Ask what the live workers of ``server`` carry, by the release that runs. Reads only."""
@@ -188,16 +195,25 @@ class HostSession:
         return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
 
     def prepare(self, verb: str, server: Server) -> dict[str, Any]:
-        """Build the request: everything the node needs, so that it depends on nobody afterwards."""
-        engine = load_engine(server.engine, self.project / "roles")
-        release = build_release(self.host, server, engine, self.project)
-        return {
+        """Build the request: everything the node needs, so that it depends on nobody afterwards.
+
+        Only ``deploy`` brings a release. The other verbs work with what is on the node, and so also while the
+        inventory is wrong about this server's command line: then the node takes the plan of the current release.
+        """
+        begun = {
             "verb": verb,
             "run": new_run_id(),
             "host": self.host.name,
             "root": self.host.root,
             "by": whoever_asks(),
             "started": time.time(),
+        }
+        if verb != "deploy":
+            return {**begun, **self._plan(server)}
+        engine = load_engine(server.engine, self.project / "roles")
+        release = build_release(self.host, server, engine, self.project)
+        return {
+            **begun,
             "server": release.manifest["server"],
             "engine": engine.compiled,
             "release": {
@@ -207,6 +223,17 @@ class HostSession:
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }
+
+    def _plan(self, server: Server) -> dict[str, Any]:
+        try:
+            engine = load_engine(server.engine, self._roles)
+            return {"server": server_plan(self.host, server, engine), "engine": engine.compiled}
+        except InventoryError as error:
+            said = server.to_json()
+            return {
+                "server": {"name": server.name, **{key: said[key] for key in TREATMENT}},
+                "unplanned": f"{error.origin}: {error.what}" if error.origin else error.what,
+            }
 
     def _result(self, request: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -235,6 +262,12 @@ class HostSession:
                 serving="unchanged; nothing was touched",
                 next_step="make room or mend the file system, then run the same command again",
             )
+        if bye.get("unplanned"):
+            raise InventoryError(
+                bye["unplanned"],
+                why=f"and {self.host.name} has no release of {follower.server} whose plan could be used instead",
+                serving="unchanged; nothing was touched",
+            )
         _raise_defect(self.host.name, bye)
         if bye.get("worker_gone"):
             raise LamplighterError(
@@ -258,6 +291,25 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
+
+
+def _secret_findings(server: Server) -> list[dict[str, str]]:
+    """A secret that cannot be had here would refuse the deploy before the node is asked anything."""
+    try:
+        resolve_secrets(server)
+    except InventoryError as error:
+        where = f"{error.origin}: " if error.origin else ""
+        return [
+            {
+                "id": "secret",
+                "level": "error",
+                "message": line,
+                "evidence": "",
+                "hint": error.next_step or "set it where you run lamplighter; it is read here, not on the node",
+            }
+            for line in f"{where}{error.what}".splitlines()
+        ]
+    return []
 
 
 def _wanted(release: Release) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,15 +11,13 @@ from typing import Any, NoReturn
 
 from invoke.exceptions import Exit as Leave
 
-from lamplighter.errors import LamplighterError, UsageError
+from lamplighter.errors import LamplighterError
 from lamplighter.inventory import Host, Server
 from lamplighter.node.events import Exit
 from lamplighter.report import status_text
 from lamplighter.run import command
 from lamplighter.run.deploy import HostSession
 from lamplighter.run.ssh import Node
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:
@@ -30,15 +27,7 @@ def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:
     """
     if max_age is None:
         return {"if_changed": True} if if_changed else {}
-    return {"if_changed": True, "max_age": seconds_in(max_age)}
-
-
-def seconds_in(text: str) -> float:
-    """Read a duration such as ``7d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip())
-    if found is None:
-        raise UsageError(f"{text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
-    return float(found.group(1)) * _UNITS[found.group(2)]
+    return {"if_changed": True, "max_age": command.seconds_in(max_age)}
 
 
 def watch(settings: command.Settings, patterns: Sequence[str], server: str | None, pause: str) -> NoReturn:
@@ -47,10 +36,8 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
     Each host keeps its connection; a lost one is opened again at the next look.
     """
     with command.guarded(settings), contextlib.ExitStack() as open_nodes:
-        seconds = max(0.1, seconds_in(pause))
-        watched = [
-            _Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)
-        ]
+        seconds = max(0.1, command.seconds_in(pause))
+        watched = [_Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)]
         try:
             while True:
                 answers: dict[str, Mapping[str, Any]] = {}

@@ -120,6 +120,9 @@ def test_interrupted_before_a_run_began_is_130(box: Box) -> None:
             connection, _ = mute.accept()
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == Exit.INTERRUPTED
+            assert process.stdout is not None
+            report = json.loads(process.stdout.read().splitlines()[-1])["report"]
+            assert (report["exit_code"], report["error"]["message"]) == (130, "interrupted; nothing was touched")
             connection.close()
 
 
@@ -188,3 +191,73 @@ def test_a_failed_confirmation_keeps_or_rolls_back(box: Box, wish: str, code: Ex
     assert report["stage"] == "confirm"
     assert (report["serving"]["release"] == old) == (wish == "rollback")
     assert box.serves()
+
+
+def test_the_log_of_a_failed_run_is_named_and_shown(box: Box) -> None:
+    box.deploy()
+    box.configure(args={"lab-fail": "die:graphs"})
+    failed = box.run("deploy")
+    assert failed.code == Exit.ROLLED_BACK, failed
+    run = sorted(path.name for path in (box.state / "runs").iterdir())[-1]
+    assert f"more: ./inv logs --host box --server demo --run {run}" in failed.stdout
+    assert "kill_process_tree called" in box.run("logs", "--lines", "5000", "--run", run).stdout
+    assert "kill_process_tree called" not in box.run("logs", "--lines", "5000").stdout  # what serves
+    for unknown in ("20200101T000000Z-000000", "../../current"):
+        missing = box.run("logs", "--run", unknown)
+        assert missing.code == Exit.REFUSED
+        assert f"the node has no run {unknown} of it" in missing.stderr
+
+
+def test_verbs_that_bring_no_release_work_while_the_inventory_is_wrong(box: Box) -> None:
+    first = box.deploy().server("box", "demo")["release"]
+    box.configure(env={"NUMBER": "2"})
+    second = box.deploy().server("box", "demo")["release"]
+    box.configure(args={"served-model-name": "twice"})
+    refused = box.deploy()
+    assert refused.code == Exit.USAGE
+    assert "hosts.yml:" in refused.stderr
+    assert "servers.demo.args.served-model-name: has a setting of its own" in refused.stderr
+    stopped = box.run("stop", "--json")
+    assert stopped.code == Exit.OK, stopped
+    assert any(
+        "has a setting of its own" in event["message"] for event in stopped.events if event["event"] == "warning"
+    )
+    assert not box.serves()
+    assert box.run("start", "--json").server("box", "demo")["release"] == second
+    assert box.run("restart", "--json").server("box", "demo")["release"] == second
+    assert box.run("rollback", "--json").server("box", "demo")["release"] == first
+    for verb in ("attach", "logs", "status", "releases"):
+        assert box.run(verb).code == Exit.OK, verb
+
+
+def test_without_any_plan_the_mistake_of_the_inventory_is_told(box: Box) -> None:
+    box.configure(args={"served-model-name": "twice"})
+    stopped = box.run("stop", "--json")
+    assert stopped.code == Exit.USAGE, stopped
+    assert "has a setting of its own" in stopped.server("box", "demo")["message"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("deploy", "--wait", "abc"), ("stop", "--wait", "ten"), ("logs", "--lines", "abc"), ("deploy", "--max-age", "-")],
+)
+def test_a_value_that_is_none_is_a_mistake_of_usage(box: Box, words: tuple[str, ...]) -> None:
+    done = box.run(*words)
+    assert done.code == Exit.USAGE
+    assert "Traceback" not in done.stderr
+    assert f"{words[2]!r} is no" in done.stderr
+
+
+def test_who_serves_is_left_to_the_run_that_has_the_lock(box: Box) -> None:
+    box.deploy()
+    box.configure(args={"lab-fail": "hang:weights"})
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        run = wait_for_stage(process, "ready")["run"]
+        locked = box.run("stop", "--json")
+        assert locked.code == Exit.LOCKED
+        part = locked.server("box", "demo")
+        assert f"run {run}" in part["message"]
+        assert part["message"].endswith("the other run decides what serves")
+        assert "./inv attach --host box --server demo shows it live" in part["hint"]
+        box.run("cancel")
+        process.wait(60)

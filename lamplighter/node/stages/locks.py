@@ -90,7 +90,7 @@ def _take(run: Run, what: str, path: str, until: float) -> None:
             f"{what} is locked by run {other.get('run', '?')} of {other.get('by', '?')}, begun {age}, "
             f"at stage {other.get('stage', '?')}",
             cause="locked",
-            hint="wait for it (`attach` shows it live), or give --wait SECONDS",
+            hint="wait for it (./inv attach shows it live), or give --wait SECONDS",
         ) from locked
     except OSError as error:
         raise StageFailure(

@@ -65,7 +65,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         verdict.message,
         cause=diagnosis.cause,
         evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
-        hint=diagnosis.hint_for(run.plan.name) or "read the log: `logs` shows it whole",
+        hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: ./inv logs --run {run.directory.run_id}",
         phase=diagnosis.phase,
         rank=diagnosis.rank,
         notes=list(explained.notes),
