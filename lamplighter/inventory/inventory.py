@@ -38,6 +38,7 @@ _YAML = (".yml", ".yaml", ".json")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _SUBSCRIPT = re.compile(r"(.+)\[(?:(-?\d+)|(\d+)[:-](\d*))\]", re.DOTALL)
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 _MOST_HOSTS = 100_000
 _EMPTY = Value({}, Origin("inventory"))
 
@@ -56,6 +57,8 @@ class Host:
     lab: str | None
     servers: Mapping[str, Server]
     origins: Mapping[str, Origin]
+    templates: tuple[str, ...] = ()
+    """Paths of the values that look like Jinja templates, which nothing here fills in."""
 
     def origin(self, path: str) -> Origin | None:
         """Where this is written, or else the closest thing around it."""
@@ -73,7 +76,16 @@ class Host:
             "lab": self.lab,
             "servers": {name: server.to_json() for name, server in self.servers.items()},
             "origins": {path: str(origin) for path, origin in self.origins.items()},
-            "lint": [],
+            "lint": [
+                {
+                    "id": "template",
+                    "level": "warning",
+                    "variable": path,
+                    "message": "values are not templates: this text is taken as it is",
+                    "origin": str(self.origins[path]),
+                }
+                for path in self.templates
+            ],
         }
 
 
@@ -158,7 +170,10 @@ class Inventory:
             return None
         connection, root, lab = checked
         origins = {path: value.origin for path, value in walk(variables)}
-        return Host(name, self._tree.groups_of(name), connection, root, lab, servers, MappingProxyType(origins))
+        leaves = [(path, value) for path, value in walk(variables) if value.entries is None]
+        templates = tuple(path for path, value in leaves if _TEMPLATE.search(str(value.data)))
+        groups = self._tree.groups_of(name)
+        return Host(name, groups, connection, root, lab, servers, MappingProxyType(origins), templates)
 
     def _layers(self, name: str) -> Iterator[Value]:
         groups = self._tree.groups_of(name)
@@ -534,7 +549,7 @@ class _Patterns:
             return self.groups[pattern]
         if pattern in self.hosts:
             return [pattern]
-        hint = did_you_mean(pattern, [*self.hosts, *self.groups])
+        hint = did_you_mean(pattern, [*self.hosts, *self.groups], cutoff=0.7)  # `nope` is not `ungrouped`
         raise UsageError(
             f"no host or group {pattern!r} in the inventory{hint}",
             next_step=f"the inventory has {_listed(self.hosts, 'no hosts')}",

@@ -164,9 +164,9 @@ def shown_path(path: Path) -> str:
         return str(absolute)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean x?)``, or nothing when no known name is close."""
-    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`` (did you mean x?)``, or nothing when no known name is close: 1 is alike, ``cutoff`` is close enough."""
+    close = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -128,6 +128,12 @@ def test_an_unknown_name_comes_with_the_closest_known_one() -> None:
         hosts(FLEET).select(["gpul"])
 
 
+def test_a_name_that_is_far_from_all_known_ones_comes_without_one() -> None:
+    with pytest.raises(UsageError, match="no host or group 'nope'") as caught:
+        hosts(FLEET).select(["nope"])
+    assert "did you mean" not in str(caught.value)
+
+
 @pytest.mark.parametrize("patterns", [[], [""], [" , "], ["!"], ["&:,"]])
 def test_no_pattern_is_refused(patterns: list[str]) -> None:
     with pytest.raises(UsageError, match="no host was named"):
@@ -510,6 +516,19 @@ def test_one_error_for_a_group_is_told_once_for_all_its_hosts() -> None:
         "inventory/group_vars/all.yml:1: roots: unknown name (did you mean root?)",
         "inventory/host_vars/gpu3.yml:1: lab: must be text; found the number 5",
     ]
+
+
+def test_what_looks_like_a_template_is_a_warning_at_its_place() -> None:
+    host = load(
+        {
+            "inventory/hosts.yml": "g: {hosts: {gpu1: }}",
+            "inventory/host_vars/gpu1.yml": SERVER + "    env:\n      A: '{{ x }}'\n      B: '{\"a\": {\"b\": 1}}'\n",
+        }
+    ).host("gpu1")
+    (found,) = host.to_json()["lint"]
+    assert (found["id"], found["level"], found["variable"]) == ("template", "warning", "servers.s.env.A")
+    assert found["origin"].startswith("inventory/host_vars/gpu1.yml:")
+    assert host.servers["s"].env["A"].value == "{{ x }}"
 
 
 def test_json_of_a_host_is_safe_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
