@@ -23,9 +23,6 @@ SAMPLE_SECONDS = 0.3
 #: However much still moves. facts: 370 s were seen with an orphaned engine.
 LONGEST_SECONDS = 600.0
 
-#: Said whenever the scan of open devices did not see every process.
-INCOMPLETE = "open GPU devices of this user's processes only, the others' cannot be read"
-
 
 @dataclasses.dataclass(frozen=True)
 class Freed:
@@ -69,7 +66,7 @@ def await_freed(
         if verdict.word in (gpus.FREED, gpus.NO_HOLDERS):
             scan = gpus.device_holders()
             foreign = tuple(holders.open_devices(scan, sample, uuids, mine, plan.allow))
-            scanned = "" if scan.complete else f"; {INCOMPLETE}"
+            scanned = f"; {scan.gap}" if scan.gap else ""
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)
         if state == gpus.FREED or (state == gpus.NO_HOLDERS and plan.gpus_unified == "accept"):
@@ -80,9 +77,10 @@ def await_freed(
         if state != gpus.WAITING or limit is not None:
             reason = f"{watch.reason}; {limit}" if limit is not None and state == gpus.WAITING else watch.reason
             return NotFreed(verdict.word, reason + scanned, _in_the_way(verdict, foreign, mine))
-        if watch.reason != told:
+        is_said_later = verdict.word == gpus.FREED and watch.reason == verdict.reason
+        if watch.reason != told and not is_said_later:
             told = watch.reason
-            tell(f"{verdict.word}: {watch.reason}", gpus=memory_of(verdict))
+            tell(f"{verdict.word}: {watch.reason}{scanned}", gpus=memory_of(verdict))
         time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - sampled_at)))
 
 

@@ -210,7 +210,9 @@ def _gpus(
         hint = f"servers.{plan.name}.gpus_unified: accept says that no visible holder is enough here"
         yield Finding("gpu_unified", "error", "the memory of these GPUs cannot be read", verdict.reason, hint)
     else:
-        yield Finding("gpus", "ok", f"{len(uuids)} GPUs: {verdict.word}", verdict.reason)
+        state = "held by what will be stopped" if verdict.word == gpus.HELD else verdict.word
+        count = f"{len(uuids)} GPU" + ("" if len(uuids) == 1 else "s")
+        yield Finding("gpus", "ok", f"{count}: {state}", verdict.reason)
 
 
 def _settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamplighter.node.observe import gpus, processes
+from lamplighter.node.observe import gpus, holders, processes
 from lamplighter.node.observe.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
 
 if TYPE_CHECKING:
@@ -560,6 +560,26 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("unread", "said"),
+    [
+        (0, "only this user's processes could be looked into"),
+        (1, "1 process could not be looked into"),
+        (2, "2 processes could not be looked into"),
+    ],
+)
+def test_a_scan_says_how_much_it_did_not_see(unread: int, said: str) -> None:
+    assert gpus.DeviceHolders({}, complete=True).gap == ""
+    assert gpus.DeviceHolders({}, complete=False, unread=unread).gap.startswith(said)
+
+
+def test_of_many_devices_the_first_gpus_are_named() -> None:
+    caps = [f"/dev/nvidia-caps/nvidia-cap{number}" for number in range(9)]
+    found = [*caps, "/dev/nvidiactl", "/dev/nvidia10", "/dev/nvidia2"]
+    assert holders.shown_devices(found) == "/dev/nvidia2, /dev/nvidia10, /dev/nvidiactl and 9 more"
+    assert holders.shown_devices(found[:1]) == caps[0]
+
+
 def test_holders_of_the_devices_are_found_and_sorted_out(devices: Path, tmp_path: Path) -> None:
     uvm, control = str(devices / "nvidia-uvm"), str(devices / "nvidiactl")
     watcher = tmp_path / "nv-hostengine"
@@ -581,6 +601,7 @@ def test_holders_of_the_devices_are_found_and_sorted_out(devices: Path, tmp_path
         assert found.by_pid[holder].process.pid == holder
         if os.geteuid() != 0:
             assert not found.complete
+        assert bool(found.gap) == (not found.complete)
 
         idle, elsewhere, here = (
             said([gpu()]),

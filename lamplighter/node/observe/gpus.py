@@ -584,10 +584,24 @@ class DeviceHolder:
 
 @dataclass(frozen=True)
 class DeviceHolders:
-    """Who has GPU devices open; ``complete`` False: other users' processes could not be seen, the scan proves less."""
+    """Who has GPU devices open; ``complete`` False: not all processes could be looked into, the scan proves less.
+
+    ``unread`` counts those that could not; others may be hidden from this user altogether.
+    """
 
     by_pid: Mapping[int, DeviceHolder]
     complete: bool
+    unread: int = 0
+
+    @property
+    def gap(self) -> str:
+        """What the scan did not see, in words; empty when it saw all."""
+        if self.complete:
+            return ""
+        if not self.unread:
+            return "only this user's processes could be looked into for open GPU devices"
+        noun = "process" if self.unread == 1 else "processes"
+        return f"{self.unread} {noun} could not be looked into for open GPU devices"
 
 
 def device_holders() -> DeviceHolders:
@@ -596,18 +610,18 @@ def device_holders() -> DeviceHolders:
     It finds what nvidia-smi may not list: processes without a context. Costs some microseconds per open file of the
     node, so ask when nvidia-smi has nothing more to say rather than at every sample.
     """
-    complete = os.geteuid() == 0
+    unread = 0
     found = {}
     for pid in processes.pids():
         files = processes.open_files(pid)
         if files is None:
-            complete = False
+            unread += 1
             continue
         devices = tuple(sorted({target for target in files.values() if target.startswith(DEVICES)}))
         process = processes.read_process(pid) if devices else None
         if process is not None:
             found[pid] = DeviceHolder(process, devices)
-    return DeviceHolders(found, complete)
+    return DeviceHolders(found, os.geteuid() == 0 and not unread, unread)
 
 
 def foreign_holders(

@@ -19,6 +19,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Monitors open the devices for a moment: only who is seen this often, this many seconds apart, has them open.
 LOOKS, APART_SECONDS = 3, 0.1
 
+SHOWN_DEVICES = 3
+
 
 def look(
     uuids: Sequence[str],
@@ -114,8 +116,15 @@ def open_devices(
         visible = _visible(pid, sample)
         if holder.process.sid in sessions or (visible is not None and not visible & wanted):
             continue
-        found[pid] = f"has {', '.join(holder.devices)} open"
+        found[pid] = f"has {shown_devices(holder.devices)} open"
     return found
+
+
+def shown_devices(devices: Sequence[str]) -> str:
+    """Name the first few devices, GPUs before the rest: a CUDA process has dozens open."""
+    ordered = sorted(devices, key=lambda each: (not each[len(gpus.DEVICES) :].isdigit(), len(each), each))
+    shown, rest = ordered[:SHOWN_DEVICES], ordered[SHOWN_DEVICES:]
+    return ", ".join(shown) + (f" and {len(rest)} more" if rest else "")
 
 
 def _visible(pid: int, sample: gpus.Sample) -> Optional[set[str]]:
