@@ -49,7 +49,7 @@ class Drift:
 def write_down(run: Run) -> None:
     """Note what the release that has just become current is like. Never fails a run: a loss is a warning."""
     try:
-        record = read_json(run.home.record) or {}
+        record = launcher.read_record(run.home) or {}
         process = processes.read_process(int(record["pid"]))
         files.write_json(
             run.home.deployed,
@@ -114,7 +114,7 @@ def find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
 
 
 def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     if record is None:
         return Drift()
     release = home.release(record["release"])
@@ -131,7 +131,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     unknown: List[str] = []
     if wanted is not None:
         found += _from_inventory(wanted, release, stored["server"])
-    found += _in_release(release, wanted)
+    found += [*_in_release(release, wanted), *_in_env_mode(release)]
     if now.main is not None:
         found += _in_process(now.main, deployed, unknown)
         found += _in_environment(home, unknown)
@@ -140,7 +140,9 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     found += _in_engine(deployed, unknown)
     found += _in_driver(deployed, unknown)
     found += _in_unit(home, record)
-    if not deployed:
+    if not record.get("ready"):
+        unknown.append("argv, engine and driver: the last start has not become ready")
+    elif not deployed:
         unknown.append("argv, engine and driver: not written down when this release became ready")
     return Drift(tuple(found), tuple(unknown))
 
@@ -185,6 +187,12 @@ def _in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) 
     modes_now = {name: _mode(os.path.join(release.path, name[: -len(" mode")])) for name in modes}
     found = drift.of_digests(drift.RELEASE, digests, now)
     return found + drift.of_digests(drift.RELEASE, modes, modes_now)
+
+
+def _in_env_mode(release: ReleaseDirectory) -> List[Difference]:
+    """The file of secrets: no digest knows what is in it, its mode is always the same."""
+    mode = _mode(release.env)
+    return drift.of_digests(drift.RELEASE, {"env mode": "0600"}, {"env mode": mode}) if mode is not None else []
 
 
 def _sha256(path: str) -> Optional[str]:
@@ -300,7 +308,7 @@ def trouble_of(home: ServerHome) -> Optional[str]:
 
     A server that is too busy for a token in time is well if the engine's own health endpoint says so.
     """
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     release = home.current_release()
     if record is None or release is None or not record.get("ready"):
         return "nothing that became ready runs here"
@@ -336,7 +344,7 @@ def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -
 
 def age_of(home: ServerHome) -> Optional[float]:
     """Return for how many seconds the server's main process has run; None when there is none."""
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     main = launcher.present(record).main if record is not None else None
     process = processes.read_process(main.pid) if main is not None else None
     return processes.age_seconds(process) if process is not None else None
@@ -359,7 +367,7 @@ def members_of(record: Mapping[str, Any]) -> List[Process]:
 
 def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[str, Any]:
     """Return everything that checks may ask about the node and this server. Takes about a second on a GPU node."""
-    record = read_json(home.record)
+    record = launcher.read_record(home)
     members = members_of(record) if record is not None else []
     ours = [process.pid for process in members]
     main = launcher.present(record).main if record is not None else None

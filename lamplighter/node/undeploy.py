@@ -11,7 +11,6 @@ from typing import Callable, Optional
 
 from lamplighter.node.act import interpreter, launcher, lock, systemd
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import read_json
 from lamplighter.node.preflight import what_serves
 from lamplighter.node.stages import locks, swap
 from lamplighter.node.worker import Run, StageFailure
@@ -37,7 +36,7 @@ def undeploy(run: Run) -> None:
 
 def take_away(run: Run) -> Optional[str]:
     """Remove the unit and give back the start-up files; refuse while the server runs, or is about to be restarted."""
-    record = read_json(run.home.record)
+    record = launcher.read_record(run.home)
     now = launcher.present(record) if record is not None else launcher.Present(None)
     if now.main is not None or now.is_restarting:
         who = f"its process {now.main.pid} runs" if now.main is not None else now.note

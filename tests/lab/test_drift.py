@@ -63,6 +63,9 @@ def test_a_node_just_deployed_has_no_drift_and_every_change_is_told_with_both_va
         script.chmod(0o700)
         assert drift_of(session, box) == {("release", "launch.sh mode"): ("0755", "0700")}
         script.chmod(0o755)
+        (box.state / "current" / "env").chmod(0o644)
+        assert drift_of(session, box) == {("release", "env mode"): ("0600", "0644")}
+        (box.state / "current" / "env").chmod(0o600)
         sitecustomize = box.state / "current" / "pysite" / "sitecustomize.py"
         kept = sitecustomize.read_text()
         sitecustomize.unlink()
@@ -162,6 +165,12 @@ def test_deploy_if_changed(box: Box) -> None:
     healed = box.deploy("--if-changed")
     assert healed.server("box", "demo")["outcome"] == "deployed", healed
     assert box.serves()
+
+    # secrets that others may read
+    (box.state / "current" / "env").chmod(0o644)
+    mended = box.deploy("--if-changed")
+    assert mended.server("box", "demo")["outcome"] == "deployed", mended
+    assert (box.state / "current" / "env").stat().st_mode & 0o7777 == 0o600
 
     assert box.deploy("--max-age", "soon").code == Exit.USAGE
 

@@ -55,7 +55,7 @@ def _is_complete(release: ReleaseDirectory, wanted: dict[str, Any]) -> bool:
                 data = file.read()
             if (
                 data != content["text"].encode("utf-8", "surrogateescape")
-                or os.stat(path).st_mode & 0o777 != content["mode"]
+                or os.stat(path).st_mode & 0o7777 != content["mode"]
             ):
                 return False
         except OSError:
