@@ -155,7 +155,8 @@ class _Told:
         if progress.phase and progress.phase != self._phase:
             self._phase, self._tenth = progress.phase, int((progress.percent or 0) // 10)
             percent = "" if progress.percent is None else f" {progress.percent:.0f} %"
-            return [f"{stage}: phase {progress.phase}{percent}{', ' + message if message else ''}"]
+            news = "" if message in ("", progress.phase) else f", {message}"
+            return [f"{stage}: phase {progress.phase}{percent}{news}"]
         if number(event.get("percent")) is not None and progress.percent is not None:
             tenth = int(progress.percent // 10)
             if tenth <= self._tenth:
@@ -180,8 +181,9 @@ class _Told:
         return lines + [f"  next: {line}" for line in clean_lines(event.get("hint"))]
 
     def _end(self, event: Mapping[str, Any]) -> list[str]:
-        message = clean(event.get("message"))
-        return [f"run ended: {self.progress.outcome}{', ' + message if message else ''}"]
+        outcome = self.progress.outcome
+        message = re.sub(rf"^{re.escape(outcome)}[:;,] ", "", clean(event.get("message")))
+        return [f"run ended: {outcome}{', ' + message if message not in ('', outcome) else ''}"]
 
     def _other(self, event: Mapping[str, Any]) -> list[str]:
         # A newer node may know kinds of news that we do not: its own words are the best we have.

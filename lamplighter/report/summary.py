@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lamplighter.node.events import Exit
 from lamplighter.report.report import Report, ServerReport, Stage
-from lamplighter.report.wording import clean, clean_lines, plural, seconds, serving
+from lamplighter.report.wording import clean, clean_lines, clean_log_line, plural, seconds, serving
 
 #: Above this many servers, those that are as wanted get one line instead of a block.
 FULL_BLOCKS = 4
@@ -107,7 +107,7 @@ def _block(name: str, part: ServerReport) -> list[str]:
         lines += ["", *_stage_table(part)]
     lines += _figures(part)
     lines += _warnings(part)
-    tail = [clean(line) for line in part.log_tail]
+    tail = [clean_log_line(line) for line in part.log_tail]
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
     if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
@@ -171,7 +171,11 @@ def _stage_table(part: ServerReport) -> list[str]:
 def _figures(part: ServerReport) -> list[str]:
     lines = []
     if part.ready_seconds is not None:
-        lines += _labelled("ready after", [seconds(part.ready_seconds)])
+        took = seconds(part.ready_seconds)
+        if part.exit_code == Exit.ROLLED_BACK:
+            lines += _labelled("rollback", [f"the old server was ready again after {took}"])
+        else:
+            lines += _labelled("ready after", [took])
     if part.downtime_seconds is not None:
         lines += _labelled("downtime", [seconds(part.downtime_seconds)])
     if part.exit_code == Exit.OK and (part.serving or part.outcome in ("stopped", "undeployed")):

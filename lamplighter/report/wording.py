@@ -23,6 +23,7 @@ _HALVES = re.compile(r"[\ud800-\udfff]")
 
 #: A log line may be megabytes long; what proves a failure is at its beginning.
 LONGEST = 1000
+MOST_INDENT = 40
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
@@ -34,6 +35,14 @@ def clean(value: object, longest: int = LONGEST) -> str:
     text = _BLANKS.sub(" ", text)
     text = _HALVES.sub("?", _UNSEEN.sub("", text)).strip()
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def clean_log_line(value: object) -> str:
+    """``clean`` that keeps the indentation: a traceback is read by it. Tabs become blanks."""
+    text = clean(value)
+    whole_line = _UNSEEN.sub("", _ESCAPES.sub("", str(value or "")[: LONGEST * 8])).expandtabs(4)
+    indent = len(whole_line) - len(whole_line.lstrip(" "))
+    return " " * min(indent, MOST_INDENT) + text if text else ""
 
 
 def clean_lines(value: object) -> list[str]:

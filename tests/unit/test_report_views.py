@@ -136,6 +136,42 @@ def test_a_message_whose_numbers_change_is_told_once() -> None:
     ]
 
 
+def test_no_word_of_a_plain_line_is_doubled() -> None:
+    stream = io.StringIO()
+    lines = Lines(Output(stream), Clock())
+    journal = Journal()
+    journal.write(events.stage_started("ready"))
+    journal.write(events.progress("ready", "boot", phase="boot"))
+    journal.write(events.progress("ready", "graphs", phase="graphs", percent=0.0))
+    journal.write({"event": events.END, "outcome": "deployed", "exit_code": 0, "message": "deployed: demo answers"})
+    for event in journal.lines:
+        lines.event(event)
+    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()][1:] == [
+        "ready: phase boot",
+        "ready: phase graphs 0 %",
+        "run ended: deployed, demo answers",
+    ]
+
+
+def test_the_tail_of_the_log_keeps_a_tracebacks_indentation() -> None:
+    story = first_crash()
+    for event in story:
+        if event["event"] == events.FAILURE:
+            event["log_tail"] = ["Traceback:", '  File "x.py", line 1', "\tcode()", "Error"]
+        elif event["event"] == events.END:
+            event.pop("log_tail", None)
+    text = "\n".join(summary(Report.fold(story)))
+    assert '    | Traceback:\n    |   File "x.py", line 1\n    |     code()\n    | Error' in text
+
+
+def test_after_a_rollback_it_says_which_server_was_ready() -> None:
+    story = rolled_back()
+    story[-1]["ready_seconds"] = 13.1
+    text = "\n".join(summary(Report.fold(story)))
+    assert "the old server was ready again after 13.1 s" in text
+    assert "ready after  " not in text
+
+
 def test_an_unknown_event_is_told_in_its_own_words() -> None:
     stream = io.StringIO()
     lines = Lines(Output(stream), Clock())
