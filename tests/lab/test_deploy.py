@@ -75,6 +75,18 @@ def test_crash_is_reported_at_once_and_the_old_server_serves_again(box: Box) -> 
     assert told_at - died_at < 2.0
 
 
+def test_check_tells_a_secret_that_a_deploy_would_miss(box: Box) -> None:
+    variables = box.driver.inventory / "host_vars" / "box.yml"
+    variables.parent.mkdir()
+    variables.write_text("servers: {demo: {secrets: {HF_TOKEN: !secret env:LAMPLIGHTER_NO_SUCH}}}\n")
+    done = box.run("check", "--json")
+    assert done.code == Exit.REFUSED, done
+    findings = json.loads(done.stdout)["check"]["hosts"]["box"]["servers"]["demo"]["findings"]
+    (found,) = [each for each in findings if each["id"] == "secret"]
+    assert found["level"] == "error"
+    assert "servers.demo.secrets.HF_TOKEN" in found["message"]
+
+
 def test_first_deploy_ever_that_crashes_says_that_nothing_serves(box: Box) -> None:
     box.configure(args={"lab-fail": "die:graphs"})
     done = box.deploy()
@@ -84,6 +96,10 @@ def test_first_deploy_ever_that_crashes_says_that_nothing_serves(box: Box) -> No
     assert report["serving"] is None
     assert "nothing is serving" in report["message"]
     assert not box.serves()
+    status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+    assert (status["state"], status["since"]) == ("stopped", None)
+    assert "the last start failed" in status["message"]
+    assert "argv, engine and driver: the last start has not become ready" in status["drift"]["unknown"]
     box.configure()
     assert box.deploy().code == Exit.OK  # no cleaning up by hand
 
