@@ -64,6 +64,9 @@ def test_releases_say_what_each_is_worth(box: Box) -> None:
     assert [digest for digest, row in rows.items() if row["is_rollback_target"]] == [first]
     assert rows[third]["message"]
     assert all(row["bytes"] > 1000 for row in rows.values())
+    unknown = box.run("rollback", "--to", "zzzz", "--json").server("box", "demo")
+    assert "no release of demo begins with 'zzzz'" in unknown["message"]
+    assert unknown["hint"] == "./inv releases --host box --server demo lists them"
     text = box.run("releases").stdout
     assert "next for rollback" in text
     assert "current" in text
