@@ -123,7 +123,7 @@ def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
 def _no_marker(node: Node, channel: Channel, noise: list[str]) -> LamplighterError:
     stderr = channel.read_stderr().decode("utf-8", "replace").strip()
     if node.spec.become:
-        refusal = sudo_refusal(node.spec.user or "", stderr.encode(), channel.exit_status)
+        refusal = sudo_refusal(node.user, stderr.encode(), channel.exit_status)
         if refusal is not None:
             return refusal
     why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise)) if part)
