@@ -40,7 +40,6 @@ def test_a_node_just_deployed_has_no_drift_and_every_change_is_told_with_both_va
             for _ in range(7):
                 assert drift_of(session, box) == {}
     with opened(box) as session:
-
         # the inventory is edited
         box.configure(env={"NCCL_PROTO": "Simple", "NEW": "1"}, args={"context-length": 4096})
         assert drift_of(session, box) == {

@@ -73,7 +73,7 @@ def test_deploy_as_an_ordinary_user(park: NodePark, node: Node, tmp_path: Path, 
 
 
 def test_noise_of_login_shells_is_kept_aside(park: NodePark, node: Node, tmp_path: Path) -> None:
-    node.write("/root/.bashrc", "echo welcome to gpu1; echo '{\"event\": \"end\"}'; echo oops >&2\n")
+    node.write("/root/.bashrc", 'echo welcome to gpu1; echo \'{"event": "end"}\'; echo oops >&2\n')
     driver = driver_for(park, node, tmp_path)
     done = driver.run("status", "--json", "--host", "gpu1")
     assert done.code == Exit.OK, done
