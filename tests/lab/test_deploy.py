@@ -182,7 +182,7 @@ def test_interrupted_deploy_detaches(box: Box, number: signal.Signals, code: Exi
 
 
 def test_second_deploy_meets_the_lock(box: Box) -> None:
-    box.configure(env={"LAB_SPEED": "5"})
+    box.configure(args={"lab-fail": "hang:weights"}, timeouts={"stall": 600})  # it goes on until it is cancelled
     with box.driver.started("deploy", "--json", "--host", "box") as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -195,6 +195,8 @@ def test_second_deploy_meets_the_lock(box: Box) -> None:
         assert "at stage" in report["message"]
         status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
         assert status["run"]["verb"] == "deploy"
+        box.run("cancel", "--json")
+        box.configure()
         waited = box.deploy("--wait", "60")
     assert waited.code == Exit.OK, waited
 
