@@ -34,7 +34,7 @@ FAILURES: list[tuple[str, Exit, str, str | None]] = [
     ("hang:warmup", LATE, "stalled", None),
     ("mute", LATE, "stalled", None),
     ("vanish:weights", CRASHED, "killed", "weights"),
-    ("orphans", CRASHED, "killed", "boot"),
+    ("orphans", CRASHED, "killed", None),
     ("oom", CRASHED, "gpu_oom", None),
     ("oom:graphs", CRASHED, "gpu_oom", "graphs"),
     ("nccl", CRASHED, "nccl_config", "distributed"),
