@@ -75,7 +75,7 @@ def test_a_failed_start_is_given_its_cause(node: Box, fault: str, code: Exit, ca
     done, failure = failed(node, fault, timeouts={"stall": 8, "ready": 120})
     assert failure["stage"] == "ready", done
     # The launcher ends its own tree when a worker dies, as the real one does: either death may be seen first.
-    assert failure["cause"] in ({cause, "crashed"} if cause == "worker_died" else {cause}), failure
+    assert failure["cause"] in ({cause, "crashed"} if fault == "kill:warmup" else {cause}), failure
     assert phase is None or failure["phase"] == phase, failure
     assert done.code == code, done
     assert failure["hint"], failure
