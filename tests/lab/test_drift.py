@@ -70,6 +70,7 @@ def test_a_node_just_deployed_has_no_drift_and_every_change_is_told_with_both_va
         sitecustomize.unlink()
         assert drift_of(session, box)["release", "pysite/sitecustomize.py"][1] is None
         sitecustomize.write_text(kept)
+        sitecustomize.chmod(0o644)
 
         # another driver than the one recorded at the deploy
         board = str(box.directory / "box" / "gpu" / "board.json")
