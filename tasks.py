@@ -51,13 +51,14 @@ def deploy(
     settings = command.settings_from(c, as_json=json)
     with command.guarded(settings):
         unless = drift.conditions(if_changed, max_age)
-        patience = command.seconds_in(wait)
-    command.act(
+    command.run(
         settings,
         host,
         server,
-        lambda session, one, listen: session.run("deploy", one, listen, wait=patience, **unless),
+        "deploy",
+        wait,
         lambda session, one, fold, listen: verify.afterwards(session, one, settings.inventory, fold, listen),
+        **unless,
     )
 
 
@@ -70,11 +71,7 @@ def rollback(
     """Replace the server by an earlier release that is on the node already."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
-    patience = command.patience(settings, wait)
-    command.act(
-        settings, host, server, lambda session, one, listen: session.run("rollback", one, listen, to=to, wait=patience)
-    )
+    command.run(command.settings_from(c, as_json=json), host, server, "rollback", wait, to=to)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -82,9 +79,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
-    patience = command.patience(settings, wait)
-    command.act(settings, host, server, lambda session, one, listen: session.run("stop", one, listen, wait=patience))
+    command.run(command.settings_from(c, as_json=json), host, server, "stop", wait)
 
 
 @task(
@@ -98,14 +93,7 @@ def undeploy(
     """Take away what lies outside lamplighter's directory on the node: start-up files and the systemd unit."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
-    patience = command.patience(settings, wait)
-    command.act(
-        settings,
-        host,
-        server,
-        lambda session, one, listen: session.run("undeploy", one, listen, wait=patience, stop=stop),
-    )
+    command.run(command.settings_from(c, as_json=json), host, server, "undeploy", wait, stop=stop)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -113,9 +101,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
-    patience = command.patience(settings, wait)
-    command.act(settings, host, server, lambda session, one, listen: session.run("start", one, listen, wait=patience))
+    command.run(command.settings_from(c, as_json=json), host, server, "start", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -123,9 +109,7 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
-    patience = command.patience(settings, wait)
-    command.act(settings, host, server, lambda session, one, listen: session.run("restart", one, listen, wait=patience))
+    command.run(command.settings_from(c, as_json=json), host, server, "restart", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})

@@ -79,13 +79,6 @@ def whole_number(text: str, flag: str) -> int:
     return int(text)
 
 
-def patience(settings: Settings, wait: str) -> float:
-    """Read ``--wait``; leave with exit code 2 where it is no duration."""
-    with guarded(settings):
-        return seconds_in(wait)
-    raise AssertionError  # guarded() lets nothing else through
-
-
 Listen = Callable[[Event], None]
 #: What a task does to one server, telling its events to the listener.
 Deed = Callable[[HostSession, Server, Listen], None]
@@ -138,6 +131,30 @@ def _through_lab(host: Host, servers: list[Server]) -> tuple[Host, list[Server]]
             )
         moved.append(server.model_copy(update={"port": port}))
     return dataclasses.replace(host, connection=connection), moved
+
+
+def run(
+    settings: Settings,
+    patterns: Sequence[str],
+    server: str | None,
+    verb: str,
+    wait: str,
+    afterwards: Afterwards | None = None,
+    **options: Any,
+) -> NoReturn:
+    """Have the node do ``verb`` to every chosen server, each in a run of its own, and leave with the report's code.
+
+    ``wait`` is the time to spend on a lock that somebody else holds (``90s``, ``10m``).
+    """
+    with guarded(settings):
+        patience = seconds_in(wait)
+    act(
+        settings,
+        patterns,
+        server,
+        lambda session, one, listen: session.run(verb, one, listen, wait=patience, **options),
+        afterwards,
+    )
 
 
 def act(
