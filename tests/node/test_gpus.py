@@ -460,19 +460,21 @@ def test_a_call_that_hangs_at_the_second_question_is_unknown_too(stand_in) -> No
 
 def test_no_other_is_started_while_a_hung_one_of_an_earlier_run_is_there(stand_in) -> None:
     starts = stand_in(f'echo "{gpu()}"')
+    program = starts.parent / "bin" / "nvidia-smi"
 
-    def call_with_deadline(at: float) -> subprocess.Popen[bytes]:
+    def call_with_deadline(at: float, of: Path = program) -> subprocess.Popen[bytes]:
         """A call as an earlier run left it (its deadline rides in its environment), one that KILL did not end."""
         words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", *gpus.QUERY_GPUS[1:]]
         child = subprocess.Popen(
-            words, env={**os.environ, "LAMPLIGHTER_SMI_DEADLINE": repr(at)}, stdout=subprocess.PIPE
+            words, env={**os.environ, "LAMPLIGHTER_SMI_CALL": f"{at!r} {of}"}, stdout=subprocess.PIPE
         )
         child.stdout.readline()  # type: ignore[union-attr]
         return child
 
     slow = call_with_deadline(time.monotonic() + 600)
+    elsewhere = call_with_deadline(time.monotonic() - 1, program.with_name("of-another-node"))
     try:
-        assert gpus.take_sample().gpus.rc == 0, "a slow call of another run is no reason to give up"
+        assert gpus.take_sample().gpus.rc == 0, "a slow call of another run is no reason to give up, nor another node's"
         assert len(pids_in(starts)) == 2
         hung = call_with_deadline(time.monotonic() - 1)
         try:
@@ -488,9 +490,10 @@ def test_no_other_is_started_while_a_hung_one_of_an_earlier_run_is_there(stand_i
             hung.stdout.close()  # type: ignore[union-attr]
         assert gpus.take_sample().gpus.rc == 0
     finally:
-        slow.kill()
-        slow.wait()
-        slow.stdout.close()  # type: ignore[union-attr]
+        for child in (slow, elsewhere):
+            child.kill()
+            child.wait()
+            child.stdout.close()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ QUERY_APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used
 #: Asked apart: one field that the driver does not know fails a whole query.
 QUERY_RECOVERY = ("nvidia-smi", "--query-gpu=uuid,gpu_recovery_action", _FORMAT)
 
-#: Carries each call's own deadline (monotonic seconds), so that any later run can tell a hung call from a slow one.
-_DEADLINE_VARIABLE = "LAMPLIGHTER_SMI_DEADLINE"
+#: Carries each call's own deadline (monotonic seconds), so that any later run can tell a hung call from a slow one, and
+#: which program it is: nodes that share a machine (in a box, in namespaces) see each other's processes.
+_CALL_VARIABLE = "LAMPLIGHTER_SMI_CALL"
 
 #: Seconds that a killed call gets to be gone before it counts as stuck in the driver.
 _KILL_SECONDS = 0.3
@@ -146,7 +147,7 @@ def _ask(command: Sequence[str], until: float) -> Answer:
     program = shutil.which(command[0])
     if program is None:
         return Answer(127, "", f"{command[0]}: not found")
-    stuck = _stuck_call()
+    stuck = _stuck_call(program)
     if stuck is not None:
         return Answer(None, "", f"an earlier nvidia-smi (pid {stuck}) has not answered yet; no other is started")
     try:
@@ -167,7 +168,7 @@ def _run(program: str, command: Sequence[str], until: float, out: int, err: int)
         pid = os.posix_spawn(
             program,
             list(command),
-            {**os.environ, "LC_ALL": "C", _DEADLINE_VARIABLE: repr(until)},
+            {**os.environ, "LC_ALL": "C", _CALL_VARIABLE: f"{until!r} {os.path.realpath(program)}"},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, out, 1),
@@ -210,15 +211,13 @@ def _content(file: int) -> str:
         return ""
 
 
-def _stuck_call() -> Optional[int]:
+def _stuck_call(program: str) -> Optional[int]:
     """Find a call of ours, of this run or an earlier one, that is past its own deadline and still there."""
     for pid in processes.find_by_argument(_FORMAT):
-        try:
-            until = float((processes.environ(pid) or {}).get(_DEADLINE_VARIABLE, "inf"))
-        except ValueError:
-            continue
-        if time.monotonic() > until:
-            return pid
+        until, _, called = (processes.environ(pid) or {}).get(_CALL_VARIABLE, "").partition(" ")
+        with contextlib.suppress(ValueError):
+            if called == os.path.realpath(program) and time.monotonic() > float(until):
+                return pid
     return None
 
 
