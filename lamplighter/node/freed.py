@@ -44,13 +44,13 @@ def await_freed(
     plan: Plan,
     home: ServerHome,
     uuids: tuple[str, ...],
-    ours: Callable[[], Collection[int]],
+    ours: Callable[[gpus.Sample], Collection[int]],
     tell: Callable[..., None],
 ) -> Freed | NotFreed:
     """Sample until every GPU of ``uuids`` is FREED, somebody else holds one, or nothing moves any more.
 
-    ``ours`` returns our pids that still run: they are waited for, however free the memory looks. A sample costs two
-    calls of nvidia-smi, 20 to 35 ms each (190 ms while memory is torn down).
+    ``ours`` returns our pids that still run, by a sample and by what it sees itself: they are waited for, however free
+    the memory looks. A sample costs two calls of nvidia-smi, 20 to 35 ms each (190 ms while memory is torn down).
     """
     baseline = read_baseline(home)
     watch = gpus.FreedWatch()
@@ -59,7 +59,7 @@ def await_freed(
     while True:
         sampled_at = time.monotonic()
         sample = gpus.take_sample()
-        mine = ours()
+        mine = ours(sample)
         verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, ours=mine, allow=plan.allow)
         foreign: tuple[int, ...] = ()
         scanned = ""

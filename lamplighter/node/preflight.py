@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -51,9 +52,14 @@ class Examination:
     claims: tuple[ownership.Claim, ...]
 
 
-def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: gpus.Resolved) -> Examination:
-    """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python."""
-    claims = tuple(find_claims(plan, engine, home, resolved.uuids))
+def examine(
+    plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: gpus.Resolved, host: str
+) -> Examination:
+    """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python.
+
+    ``host`` is how the inventory calls this node, for commands that a person can paste.
+    """
+    claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
     findings = [
         *_interpreter(plan),
         *_engine_version(plan, engine),
@@ -298,13 +304,21 @@ def resolve_gpus(plan: Plan) -> gpus.Resolved:
 
 
 def find_claims(
-    plan: Plan, engine: Mapping[str, Any], home: ServerHome, uuids: tuple[str, ...]
+    plan: Plan,
+    engine: Mapping[str, Any],
+    home: ServerHome,
+    uuids: tuple[str, ...],
+    host: str,
+    sample: Optional[gpus.Sample] = None,
 ) -> list[ownership.Claim]:
-    """Return every process that matters to this server, judged: ours, stale, listed or foreign."""
+    """Return every process that matters to this server, judged: ours, stale, listed or foreign.
+
+    A look costs two calls of nvidia-smi, unless there is a fresh ``sample``, and a walk through /proc.
+    """
     table = processes.processes()
     recorded = recorded_launches(home, table)
     ours = {process.pid for record in recorded for process in ownership.members(record, table)}
-    evidence = holders.look(uuids, plan.port, plan.allow, ours, table)
+    evidence = holders.look(uuids, plan.port, plan.allow, ours, table, sample)
     found = ownership.claims(
         evidence,
         recorded,
@@ -315,17 +329,21 @@ def find_claims(
     )
     if any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
-        found = [_spare_sibling(claim, siblings) for claim in found]
+        found = [_spare_sibling(claim, siblings, host) for claim in found]
     return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
 
 
 def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[int, str]:
-    """Return the processes of the other servers that lamplighter keeps here and that serve: whose each pid is."""
+    """Return the processes of the other servers that lamplighter keeps here: whose each pid is.
+
+    Those that have been ready once; also while systemd has them restarted and they load again, which takes minutes.
+    """
     found: dict[int, str] = {}
     for other in all_servers(os.path.dirname(os.path.dirname(home.path))):
-        serving = what_serves(other) if other.name != home.name else None
-        if serving is not None:
-            pids = {serving["pid"]}
+        launched = launcher.read_record(other) if other.name != home.name else None
+        main = launcher.present(launched).main if launched is not None and launched.get("ready") else None
+        if main is not None:
+            pids = {main.pid}
             for record in recorded_launches(other, table):
                 pids.update(process.pid for process in ownership.members(record, table))
             pids.update(process.pid for process in processes.descendants(pids, table))
@@ -333,12 +351,13 @@ def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[
     return found
 
 
-def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str]) -> ownership.Claim:
-    """A server that was deployed and serves is not stale, however much it is in the way."""
+def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: str) -> ownership.Claim:
+    """A server that was deployed is not stale, however much it is in the way."""
     name = siblings.get(claim.process.pid)
     if claim.kind != ownership.STALE or name is None:
         return claim
-    why = f"{claim.why}; it is server {name} of lamplighter: `stop --server {name}` ends it"
+    command = f"./inv stop --host {shlex.quote(host)} --server {name}"
+    why = f"{claim.why}; it is server {name} of lamplighter: `{command}` ends it"
     return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 
 
@@ -357,7 +376,8 @@ def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: It
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
     """Return the launches of this boot of which something may still live, and what our unit runs now.
 
-    A launch whose supervisor has seen its last descendant go claims nothing: its numbers may be others' by now.
+    A launch claims nothing whose supervisor has seen its last descendant go, and none that was a unit: what is left of
+    that is in the unit's cgroup, and the numbers of its processes may be others' by now.
     """
     found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
@@ -367,8 +387,8 @@ def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) 
         if (read_json(launch.exit) or {}).get("all_gone"):
             continue
         launched = launcher.read_launched(launch)
-        if launched is not None:
-            found.append(ownership.Recorded(launched.main, launched.supervisor))
+        if launched is not None and launched.unit is None:
+            found.append(ownership.Recorded(launched.main, launched.supervisor, record.get("cgroup")))
     return found
 
 

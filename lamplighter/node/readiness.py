@@ -16,7 +16,7 @@ import dataclasses
 import re
 import select
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import estimate
 from lamplighter.node.act import launcher
@@ -41,7 +41,12 @@ from lamplighter.node.probe import (
     who_answers,
 )
 
-POLL_SECONDS = 0.05
+#: Between two rounds: while something happens (the log has just grown, the port is ours), and else.
+POLL_SECONDS, QUIET_POLL_SECONDS = 0.05, 0.1
+#: For so long after a line of the log something is going to happen: servers write when they open their port.
+EVENTFUL_SECONDS = 2.0
+#: How often another file is looked for in the place of the log.
+MOVED_SECONDS = 0.5
 #: How often the processes are listed, in the first minute of a start and later.
 MEMBERS_SECONDS, MEMBERS_LATER_SECONDS = 2.0, 5.0
 VITALS_SECONDS = 2.0
@@ -149,10 +154,13 @@ class _Watch:
         self.crew = _Crew(engine, launched)
         self.gpus = GpuSampler(uuids)
         self.stall = StallClock(engine, plan.timeouts.stall, now)
-        self.probe = Asker(lambda: ask(plan, engine, api_key, PROBE_SECONDS), PROBE_PAUSE_SECONDS)
+        self._model_proven = False
+        self.probe = Asker(
+            lambda: ask(plan, engine, api_key, PROBE_SECONDS, knows_model=self._model_proven), *PROBE_PAUSE_SECONDS
+        )
         self.health: Optional[Asker] = None
         if engine.get("health"):
-            self.health = Asker(lambda: ask_health(plan, engine, api_key), HEALTH_PAUSE_SECONDS)
+            self.health = Asker(lambda: ask_health(plan, engine, api_key), *HEALTH_PAUSE_SECONDS)
         self.hide = _Hider(api_key)
         self.teller = _Teller(progress, self.hide, starts, now)
         self.port = Port(False, ())
@@ -163,11 +171,15 @@ class _Watch:
         self._ready_line_at: Optional[float] = None
         self._vetoes = 0
         self._due: Dict[str, float] = {}
+        self._grew_at = now
+        self._ended: frozenset[int] = frozenset()
+        self.wait(0.0)
 
     # -- one round
 
     def look(self, now: float) -> Optional[Ready | NotReady]:
         """Take in all news, then judge: death first, life last."""
+        self.crew.note_ended(self._ended)
         self._read_log(now)
         if self._is_due("members", MEMBERS_SECONDS if now - self.began < 60 else MEMBERS_LATER_SECONDS, now):
             self.crew.look()
@@ -184,13 +196,18 @@ class _Watch:
                 return verdict
         return None
 
-    def wait(self) -> None:
-        """Sleep until something ends or answers, POLL_SECONDS at most."""
+    def wait(self, seconds: Optional[float] = None) -> None:
+        """Sleep until something ends or answers, until the next round at most; see what has ended."""
+        if seconds is None:
+            is_eventful = self.port.ours or time.monotonic() - self._grew_at < EVENTFUL_SECONDS
+            seconds = POLL_SECONDS if is_eventful else QUIET_POLL_SECONDS
+            if self.port.ours:
+                seconds = min(seconds, self.probe.due_in)
         poller = select.poll()
         for each in (self.main, self.probe, self.health, *self.crew.handles()):
             if each is not None:
                 poller.register(each.fileno(), select.POLLIN)
-        poller.poll(POLL_SECONDS * 1000)
+        self._ended = frozenset(fd for fd, _ in poller.poll(seconds * 1000))
 
     def close(self) -> None:
         self.log.close()
@@ -214,9 +231,10 @@ class _Watch:
         if now < self._due.get("log", 0.0):
             return
         before, skipped = time.thread_time(), self.log.skipped
-        data = self.log.new()
+        data = self.log.new(closely=self._is_due("moved", MOVED_SECONDS, now))
         if not data:
             return
+        self._grew_at = now
         if self.log.skipped > skipped:
             self.watched.forget_partial()
         self._take(self.watched.feed(data, at=now), now)
@@ -235,16 +253,18 @@ class _Watch:
 
     def _death(self, now: float) -> Optional[NotReady]:
         worker = self.crew.dead
-        if self.main is not None and not self.main.exited():
+        if self.main is not None and self.main.fileno() not in self._ended:
             return None
+        self._drain(0.0)
+        phase = self._phase  # of its death: what it leaves behind may go on writing
         self._drain(QUIET_SECONDS)
         status = read_exit(self.launch, wait=1.0)
         how = str(status) if status is not None else "exit status unknown"
-        message = f"the server died in phase {self._phase} ({how})"
+        message = f"the server died in phase {phase} ({how})"
         if worker is not None and now - worker.at >= FOLLOWED_SECONDS:
             message += f", after {worker.title} (pid {worker.pid})"
-            return self._not_ready(True, message, "worker_died", status=status)
-        return self._not_ready(True, message, "crashed", status=status)
+            return self._not_ready(True, message, "worker_died", status=status, phase=phase)
+        return self._not_ready(True, message, "crashed", status=status, phase=phase)
 
     def _worker_death(self, now: float) -> Optional[NotReady]:
         """A worker that the engine needs is gone: give the launcher time to say why, and to end by itself."""
@@ -288,6 +308,7 @@ class _Watch:
     def _judge_answer(self, answer: Answer, now: float) -> Optional[Ready | NotReady]:
         if not self.port.ours or answer.asked_at < self._ours_since:
             return None  # whoever answered, it was not proven to be ours
+        self._model_proven = self._model_proven or answer.model_proven
         if answer.is_wrong_model:
             return self._not_ready(False, f"the server answers, but {answer.trouble}", "wrong_model", answer.trouble)
         if answer.is_refused:
@@ -335,14 +356,15 @@ class _Watch:
         if inodes == self._inodes and self.port.ours:
             return
         was_ours, self._inodes = self.port.ours, inodes
-        known = processes.session_pids(self.launched.main.pid)
+        known = self.crew.scan()
         self.port = who_answers(self.plan, self._members, known) if inodes else Port(False, ())
         if self.port.ours and not was_ours:
             self._ours_since = now
+            self._model_proven = False
 
     def _members(self) -> List[int]:
         found = {process.pid for process in launcher.members(self.launched, processes.processes())}
-        return [*found, *processes.session_pids(self.launched.main.pid)]
+        return [*found, *self.crew.scan()]
 
     def _silence(self, now: float) -> Optional[NotReady]:
         spent = now - self.began
@@ -371,9 +393,11 @@ class _Watch:
         *,
         hint: str = "",
         status: Optional[ExitStatus] = None,
+        phase: Optional[str] = None,
     ) -> NotReady:
         """Our own ``cause`` stands where the log has none of its own."""
         self._drain(0.0)
+        self.watched.finish()
         found = self.watched.diagnosis(exited=crashed)
         if found.cause is None and self.log.skipped:
             found = self._read_again(crashed) or found
@@ -391,7 +415,7 @@ class _Watch:
         return NotReady(
             crashed,
             self.hide(message),
-            dataclasses.replace(found, phase=self._phase, evidence=self.hide(found.evidence)),
+            dataclasses.replace(found, phase=phase or self._phase, evidence=self.hide(found.evidence)),
             tuple(map(self.hide, self.watched.tail(TAIL_LINES))),
             status,
             self.began,
@@ -415,16 +439,14 @@ class _Watch:
         end = time.monotonic() + DRAIN_SECONDS
         quiet_until = time.monotonic() + quiet_seconds
         while time.monotonic() < end:
-            is_over = quiet_seconds == 0 or not processes.session_pids(self.launched.main.pid)
             data = self.log.new()
             if data:
                 self._take(self.watched.feed(data, at=time.monotonic()), time.monotonic())
                 quiet_until = time.monotonic() + quiet_seconds
-            elif is_over or time.monotonic() >= quiet_until:
+            elif time.monotonic() >= quiet_until or not self.crew.scan():
                 break
             else:
                 time.sleep(0.02)
-        self.watched.finish()
 
 
 def _skipped(count: int) -> str:
@@ -456,14 +478,15 @@ class _Crew:
         looks = engine.get("processes") or {}
         self._needed = [re.compile(pattern) for pattern in looks.get("needed_workers", ())]
         self._main = launched.main.pid
+        self._session = processes.SessionScan(self._main)
         self._held: Dict[int, Tuple[processes.Handle, str]] = {}
         self.pids: Tuple[int, ...] = ()
         self.ever: set[int] = {self._main}
-        self._dead: Optional[_Gone] = None
+        self.dead: Optional[_Gone] = None
 
     def look(self) -> None:
         """List them anew. A title comes late, so those without a known one are looked at each time."""
-        self.pids = processes.session_pids(self._main)
+        self.pids = self.scan()
         self.ever.update(self.pids)
         if not self._needed:
             return
@@ -478,16 +501,18 @@ class _Crew:
                 if handle is not None:
                     self._held[pid] = (handle, process.title)
 
-    @property
-    def dead(self) -> Optional[_Gone]:
-        """The first needed worker that was seen to have exited."""
+    def scan(self) -> Tuple[int, ...]:
+        """The pids that live now."""
+        return self._session.look()
+
+    def note_ended(self, descriptors: Collection[int]) -> None:
+        """Take in which of ``handles`` were seen to have exited; ``dead`` is the first of them."""
         for pid, (handle, title) in list(self._held.items()):
-            if handle.exited():
+            if handle.fileno() in descriptors:
                 handle.close()
                 del self._held[pid]
-                if self._dead is None:
-                    self._dead = _Gone(pid, title, time.monotonic())
-        return self._dead
+                if self.dead is None:
+                    self.dead = _Gone(pid, title, time.monotonic())
 
     def handles(self) -> List[processes.Handle]:
         return [handle for handle, _ in self._held.values()]

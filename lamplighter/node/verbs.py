@@ -227,7 +227,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
     plan = Plan.load(request["server"])
     home = server_home(root, plan.name)
-    found = preflight.examine(plan, request["engine"], home, preflight.resolve_gpus(plan))
+    found = preflight.examine(plan, request["engine"], home, preflight.resolve_gpus(plan), request["host"])
     return {
         "findings": [vars(finding) for finding in (*found.findings, *reach.scope_findings(plan, home))],
         "would_stop": [

@@ -73,7 +73,6 @@ class Run:
         #: What serves again though it is no release of ours: a unit or a container that this run had stopped.
         self.given_back: Optional[dict[str, Any]] = None
         self.stopped_ours = False
-        self.stop_began = 0.0
         self.durations: dict[str, float] = {}
         self.ready_seconds: Optional[float] = None
         self.old_answered_at: Optional[float] = None

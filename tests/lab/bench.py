@@ -85,7 +85,7 @@ class Bench:
         return preflight.resolve_gpus(self.plan).uuids
 
     def claims(self) -> list[ownership.Claim]:
-        return preflight.find_claims(self.plan, ENGINE, self.home, self.uuids)
+        return preflight.find_claims(self.plan, ENGINE, self.home, self.uuids, "box")
 
     def stoppable(self) -> list[processes.Process]:
         return [claim.process for claim in self.claims() if claim.may_be_stopped]
@@ -100,7 +100,7 @@ class Bench:
             self.plan,
             self.home,
             self.uuids,
-            lambda: [process.pid for process in self.stoppable()],
+            lambda _: [process.pid for process in self.stoppable()],
             lambda *_, **__: None,
         )
 

@@ -239,7 +239,7 @@ def test_a_wrong_answer_about_who_is_alive_never_frees(bench: Bench, monkeypatch
     monkeypatch.setattr(processes, "is_pid_alive", lambda _: False)
     plan = bench.plan
     quick = dataclasses.replace(plan, timeouts=dataclasses.replace(plan.timeouts, free=0.5))
-    found = freed.await_freed(quick, bench.home, bench.uuids, list, lambda *_, **__: None)
+    found = freed.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
     assert isinstance(found, freed.NotFreed)
     assert found.word == gpus.UNKNOWN
 
@@ -254,6 +254,6 @@ def test_the_idle_memory_is_learned_and_only_ever_lowered(bench: Bench) -> None:
     control.inject(bench.node, used={uuid: 300})  # what was idle before anything was known is no longer
     plan = bench.plan
     quick = dataclasses.replace(plan, timeouts=dataclasses.replace(plan.timeouts, free=0.3))
-    found = freed.await_freed(quick, bench.home, bench.uuids, list, lambda *_, **__: None)
+    found = freed.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
     assert isinstance(found, freed.NotFreed)
     assert ledger.read_json(bench.home.baseline) == {uuid: 40}

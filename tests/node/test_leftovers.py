@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 import uuid
@@ -40,6 +41,10 @@ time.sleep(600)
 """
 
 
+#: Files of these tests are dated ahead: no deploy of another test takes them for a dead server's, nor they its files.
+AHEAD = 3600.0
+
+
 class Segments:
     """Files in /dev/shm with names of this test alone."""
 
@@ -47,18 +52,20 @@ class Segments:
         self.mark = uuid.uuid4().hex
         self.paths: list[str] = []
 
-    def make(self, name: str, mode: int = 0o600) -> str:
+    def make(self, name: str, mode: int = 0o600, ahead: float = AHEAD) -> str:
         path = f"/dev/shm/{name}{self.mark}"
         with open(path, "wb") as file:
             file.write(b"\0" * 4096)
         os.chmod(path, mode)
+        os.utime(path, (time.time() + ahead, time.time() + ahead))
         self.paths.append(path)
         return path
 
 
 @pytest.fixture
-def segments() -> Iterator[Segments]:
+def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Segments]:
     made = Segments()
+    monkeypatch.setattr(leftovers, "SEGMENTS", re.compile(f"(?:{leftovers.SEGMENTS.pattern})(?<={made.mark})"))
     yield made
     for path in made.paths:
         if os.path.lexists(path):
@@ -66,13 +73,12 @@ def segments() -> Iterator[Segments]:
 
 
 def later() -> float:
-    """A moment that is surely after what was just written: file times come from a coarse clock."""
-    time.sleep(0.05)
-    return time.time()
+    """A moment that is surely after what was just written."""
+    return time.time() + AHEAD + 1
 
 
-def removed(segments: Segments, stopped_at: float) -> set[str]:
-    return set(leftovers.remove(Holdings(), stopped_at)) & set(segments.paths)
+def removed(segments: Segments, gone_at: float) -> set[str]:
+    return set(leftovers.remove(Holdings(), gone_at)) & set(segments.paths)
 
 
 @pytest.mark.parametrize("name", ["psm_", "sem.mp-", "torch_", "nccl-", "vllm_offload_", "sglang_loads_", "sem.loky-"])
@@ -87,9 +93,8 @@ def test_others_are_left(segments: Segments, living: Living) -> None:
     mapped, opened = segments.make("psm_mapped"), segments.make("psm_open")
     assert living.python(MAP, mapped).first_line == "mapped"
     assert living.python(OPEN, opened).first_line == "open"
-    before = later()
-    young = segments.make("psm_young")
-    assert removed(segments, before) == set()
+    young = segments.make("psm_young", ahead=AHEAD + 60)
+    assert removed(segments, later()) == set()
     assert all(os.path.exists(path) for path in (unknown, mapped, opened, young))
 
 
@@ -137,12 +142,11 @@ def test_sockets_and_ports_of_a_killed_server(living: Living, tmp_path: Path) ->
     pid, port = map(int, server.first_line.split())
     had = leftovers.observe({pid})
     assert had == Holdings(frozenset({port}), frozenset({str(path)}))
-    stopped_at = later()
-    assert leftovers.remove(had, stopped_at) == []  # it lives
+    assert leftovers.remove(had, later()) == []  # it lives
     assert str(pid) in leftovers.await_ports(had.ports, lambda: None, seconds=0.1)[0]
     kill(process_of(pid).identity)
     assert leftovers.await_ports(had.ports, lambda: None) == []
-    assert leftovers.remove(had, stopped_at) == [str(path)]
+    assert leftovers.remove(had, later()) == [str(path)]
     assert not path.exists()
 
 

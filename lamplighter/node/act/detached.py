@@ -161,6 +161,7 @@ def _record(order: dict[str, Any], pid: int) -> None:
             "boot_id": main.identity.boot_id,
             "pid": pid,
             "start": main.start,
+            "cgroup": main.cgroup,
             "supervisor_pid": supervisor.pid,
             "supervisor_start": supervisor.start,
             "command": order["command"],

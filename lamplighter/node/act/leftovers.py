@@ -1,8 +1,8 @@
 """What a stopped server leaves behind that its end does not take away: shared memory, socket files, busy ports.
 
-``observe`` is called before the stop and ``remove`` after it. Removed is only what is this user's, older than the stop,
-and in no living process's memory or open files; where that cannot be seen of every process, only what no other user
-may open. Everything is said, nothing is guessed.
+``observe`` is called before the stop and ``remove`` after it. Removed is only what is this user's, older than the end of
+the last process, and in no living process's memory or open files; where that cannot be seen of every process, only what
+no other user may open. Everything is said, nothing is guessed.
 
 facts: SIGKILL of one process lets multiprocessing's resource tracker remove its segments, SIGKILL of the group leaves
 them in /dev/shm; after SIGKILL and a start on the same port a server can look healthy and then hang, so the ports that
@@ -48,12 +48,12 @@ def observe(pids: Collection[int]) -> Holdings:
     )
 
 
-def remove(holdings: Holdings, stopped_at: float) -> list[str]:
+def remove(holdings: Holdings, gone_at: float) -> list[str]:
     """Remove shared memory and socket files that the stopped processes left; return the paths removed.
 
-    ``stopped_at``: wall clock seconds of the first signal; younger files are somebody else's.
+    ``gone_at``: wall clock seconds when none of them was left; younger files are somebody else's.
     """
-    candidates = {path: seen for path in _segments() if (seen := _is_ours(path, stopped_at, stat.S_ISREG))}
+    candidates = {path: seen for path in _segments() if (seen := _is_ours(path, gone_at, stat.S_ISREG))}
     gone = []
     if candidates:
         used, complete = processes.files_in_use()
@@ -62,7 +62,7 @@ def remove(holdings: Holdings, stopped_at: float) -> list[str]:
             if (seen.st_dev, seen.st_ino) not in used and (complete or is_private) and _unlink(path):
                 gone.append(path)
     bound = ports.bound_paths() if holdings.sockets else frozenset()
-    sockets = [path for path in sorted(holdings.sockets - bound) if _is_ours(path, stopped_at, stat.S_ISSOCK)]
+    sockets = [path for path in sorted(holdings.sockets - bound) if _is_ours(path, gone_at, stat.S_ISSOCK)]
     return gone + [path for path in sockets if _unlink(path)]
 
 
@@ -91,12 +91,12 @@ def _segments() -> list[str]:
     return [os.path.join(SHARED_MEMORY, name) for name in sorted(names) if SEGMENTS.fullmatch(name)]
 
 
-def _is_ours(path: str, stopped_at: float, kind: Callable[[int], bool]) -> os.stat_result | None:
+def _is_ours(path: str, gone_at: float, kind: Callable[[int], bool]) -> os.stat_result | None:
     try:
         seen = os.lstat(path)
     except OSError:
         return None
-    is_old = max(seen.st_mtime, seen.st_ctime) < stopped_at
+    is_old = max(seen.st_mtime, seen.st_ctime) < gone_at
     return seen if kind(seen.st_mode) and seen.st_uid == os.geteuid() and is_old else None
 
 

@@ -19,6 +19,8 @@ from lamplighter.node.observe.processes import Handle, Identity, Process
 #: After KILL a process may need time to give back pinned host memory; measured up to tens of seconds.
 KILL_SECONDS = 30.0
 POLL_SECONDS = 0.02
+#: A look for newcomers walks through /proc and may ask nvidia-smi: while those known live, one so often is enough.
+LOOK_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +42,25 @@ class Ending:
     def __init__(self, find: Callable[[], Iterable[Process]]) -> None:
         self._find = find
         self._claimed: dict[Identity, Process] = {}
+        self._look_again = float("-inf")
 
     def living(self) -> list[Process]:
-        """Look again: those claimed before and those found now, as far as they are alive.
+        """Return those claimed that are alive; newcomers are looked for now and then, and when none is left.
 
         "None" takes two looks: a process that the first one had already seen may have left a child and ended before
         that look was over.
         """
+        if time.monotonic() < self._look_again and (alive := self._alive()):
+            return alive
         return self._look() or self._look()
 
     def _look(self) -> list[Process]:
         for process in self._find():
             self._claimed.setdefault(process.identity, process)
+        self._look_again = time.monotonic() + LOOK_SECONDS
+        return self._alive()
+
+    def _alive(self) -> list[Process]:
         return [process for process in self._claimed.values() if processes.is_alive(process.identity)]
 
 

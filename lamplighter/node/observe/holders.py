@@ -28,13 +28,17 @@ def look(
     allow: Collection[str],
     ours: Collection[int] = (),
     table: Optional[Mapping[int, Process]] = None,
+    sample: Optional[gpus.Sample] = None,
 ) -> Evidence:
-    """See who holds the GPUs ``uuids`` or listens on ``port``. ``ours``: the pids that are known to be ours."""
+    """See who holds the GPUs ``uuids`` or listens on ``port``. ``ours``: the pids that are known to be ours.
+
+    ``table`` and ``sample``, where given, save another look.
+    """
     table = processes.processes() if table is None else table
     listeners = frozenset(pid for listener in ports.listeners(port) for pid in listener.pids)
     if not uuids:
         return Evidence(table, frozenset(), listeners)
-    sample = gpus.take_sample()
+    sample = gpus.take_sample() if sample is None else sample
     verdict = gpus.judge(sample, uuids, {}, processes.is_pid_alive, allow=allow)
     everywhere = holders_by_gpu(sample)
     wanted = {uuid.lower() for uuid in uuids}
@@ -72,11 +76,10 @@ def gpus_of(pids: Collection[int]) -> tuple[str, ...]:
 def holders_by_gpu(sample: gpus.Sample) -> dict[int, set[str]]:
     """Return the GPUs (UUIDs in lower case) on which nvidia-smi lists each pid."""
     found: dict[int, set[str]] = {}
-    for gpu in gpus.list_gpus(sample):
-        verdict = gpus.judge(sample, [gpu.uuid], {}, processes.is_pid_alive)
-        for app in verdict.apps:
-            if app.pid is not None:
-                found.setdefault(app.pid, set()).add(gpu.uuid.lower())
+    everything = [gpu.uuid for gpu in gpus.list_gpus(sample)]
+    for app in gpus.judge(sample, everything, {}, processes.is_pid_alive).apps:
+        if app.pid is not None:
+            found.setdefault(app.pid, set()).add(app.uuid.lower())
     return found
 
 
@@ -106,8 +109,9 @@ def open_devices(
     their sessions (the launcher of a server for other GPUs opens all devices and is listed nowhere).
     """
     wanted = {uuid.lower() for uuid in uuids}
-    elsewhere = {pid for pid, where in holders_by_gpu(sample).items() if not where & wanted}
-    on_ours = {pid for pid, where in holders_by_gpu(sample).items() if where & wanted}
+    everywhere = holders_by_gpu(sample)
+    elsewhere = {pid for pid, where in everywhere.items() if not where & wanted}
+    on_ours = everywhere.keys() - elsewhere
     sessions = {scan.by_pid[pid].process.sid for pid in elsewhere if pid in scan.by_pid}
     sessions -= {scan.by_pid[pid].process.sid for pid in on_ours if pid in scan.by_pid}
     found = {}

@@ -26,12 +26,15 @@ class LogFile:
         self._may_skip = may_skip
         self._was_behind = False
 
-    def new(self) -> bytes:
-        """Return at most READ_BYTES not yet seen. After a skip they begin with a whole line."""
+    def new(self, *, closely: bool = True) -> bytes:
+        """Return at most READ_BYTES not yet seen. After a skip they begin with a whole line.
+
+        Not ``closely``: without a look for another file in the place of ours, which costs as much as the rest.
+        """
         if self._fd is None and not self._open():
             return b""
         data = self._read()
-        return data if data or not self._has_moved() else self._read()
+        return data if data or not closely or not self._has_moved() else self._read()
 
     @property
     def behind(self) -> int:
@@ -59,6 +62,8 @@ class LogFile:
             size = os.fstat(self._fd).st_size
             if size < self._offset:  # truncated: what is there now is new
                 self._offset = 0
+            elif size == self._offset:
+                return b""
             is_behind = self._may_skip and size - self._offset > MOST_BEHIND
             if is_behind and self._was_behind:  # what comes right after the last piece is read in any case
                 target = size - READ_BYTES

@@ -33,10 +33,11 @@ COMMAND_LENGTH = 160
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A launch as it was written down: its main process and its supervisor."""
+    """A launch as it was written down: its main process, its supervisor, and its cgroup as /proc shows it."""
 
     main: Identity
     supervisor: Optional[Identity]
+    cgroup: Optional[str] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +180,9 @@ def _spare(claim: Claim) -> Claim:
 def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
     """Return the living processes of a recorded launch: by descent from its supervisor, by descent, by session.
 
-    The session id of a dead leader is not given out again while the session has members, so a member whose leader is
-    gone is still ours; one whose leader is alive and somebody else is not.
+    While the supervisor lives, all that is left descends from it. Without it, the session of a dead main process counts
+    where its members have our user and our place among the cgroups: once the session was empty its number may have been
+    given out again, to a login whose shell has ended since.
     """
     if record.main.boot_id != processes.boot_id():
         return []
@@ -191,14 +193,24 @@ def members(record: Recorded, table: Mapping[int, Process]) -> list[Process]:
     }
     found = {pid: table[pid] for pid in roots}
     found.update((process.pid, process) for process in processes.descendants(roots, table))
-    leader = table.get(record.main.pid)
-    if leader is None or leader.start == record.main.start:
+    is_led = _is_at(record.main, table)
+    if is_led or (record.main.pid not in table and not roots):
         for process in table.values():
-            if process.sid == record.main.pid and process.start >= record.main.start:
+            is_member = process.sid == record.main.pid and process.start >= record.main.start
+            if is_member and (is_led or _is_at_home(process, record)):
                 found[process.pid] = process
     if record.supervisor is not None:
         found.pop(record.supervisor.pid, None)  # it ends by itself when its last child is gone
     return [process for process in found.values() if not process.is_dead]
+
+
+def _is_at_home(process: Process, record: Recorded) -> bool:
+    if process.uid != os.geteuid():
+        return False
+    if record.cgroup is None:
+        return True
+    unit, container = processes.unit_in(record.cgroup), processes.container_in(record.cgroup)
+    return (processes.unit_of(process), processes.container_of(process)) == (unit, container)
 
 
 def _is_at(identity: Identity, table: Mapping[int, Process]) -> bool:

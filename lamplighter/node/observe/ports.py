@@ -9,6 +9,7 @@ while they load); sockets in TIME_WAIT keep a port from a bind without SO_REUSEA
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -63,13 +64,28 @@ def listeners(port: Optional[int] = None, among: Optional[Collection[int]] = Non
 def accepts(host: str, port: int, seconds: float = 0.2) -> bool:
     """Tell whether anybody accepts connections there: the cheapest question, on nodes with many sockets too."""
     try:
-        with socket.create_connection((probe_host(host), port), seconds) as connection:
-            is_itself = bool(connection.getsockname() == connection.getpeername())
-            if is_itself:  # the kernel picked the very port as our end; a reset keeps TIME_WAIT off it
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return not is_itself
+        return any(_accepts(family, address, seconds) for family, address in _addresses(probe_host(host), port))
     except (OSError, UnicodeError):
         return False
+
+
+def _addresses(host: str, port: int) -> List[Tuple[int, Tuple[object, ...]]]:
+    for family in (socket.AF_INET, socket.AF_INET6):  # a number needs no look-up, which takes longer than the answer
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.inet_pton(family, host)
+            return [(family, (host, port))]
+    return [(family, address) for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def _accepts(family: int, address: Tuple[object, ...], seconds: float) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        if connection.connect_ex(address) != 0:
+            return False
+        is_itself = bool(connection.getsockname() == connection.getpeername())
+        if is_itself:  # the kernel picked the very port as our end; a reset keeps TIME_WAIT off it
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return not is_itself
 
 
 def listening_inodes(port: int) -> FrozenSet[int]:

@@ -20,6 +20,7 @@ import re
 import select
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -30,6 +31,8 @@ PROC = "/proc"
 
 #: Seconds to wait for a file of /proc that needs the memory map of a process in D state; it may never come.
 _STUCK_READ_SECONDS = 0.3
+#: After so long a session is looked for among all processes again.
+FULL_SCAN_SECONDS = 60.0
 
 _GONE_STATES = frozenset("ZXx")
 
@@ -237,6 +240,35 @@ def session_pids(sid: int) -> Tuple[int, ...]:
     """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
     found = ((pid, _stat(pid)) for pid in pids())
     return tuple(pid for pid, stat in found if stat is not None and stat.sid == sid and not _is_dead(pid, stat))
+
+
+class SessionScan:
+    """Lists the living pids of session ``sid`` again and again: what was no member is not read a second time.
+
+    A session cannot be joined, only be born into. A pid that is gone in one look and back in the next is read anew; all
+    of them are every FULL_SCAN_SECONDS, lest one has changed hands in between.
+    """
+
+    def __init__(self, sid: int) -> None:
+        self._sid = sid
+        self._strangers: Set[int] = set()
+        self._full_at = float("-inf")
+
+    def look(self) -> Tuple[int, ...]:
+        now, present = time.monotonic(), set(pids())
+        if now - self._full_at >= FULL_SCAN_SECONDS:
+            self._full_at = now
+            self._strangers.clear()
+        self._strangers &= present
+        members = []
+        for pid in present - self._strangers:
+            stat = _stat(pid)
+            if stat is not None and stat.sid == self._sid:
+                if not _is_dead(pid, stat):
+                    members.append(pid)
+            elif stat is not None:
+                self._strangers.add(pid)
+        return tuple(sorted(members))
 
 
 def descendants(roots: Iterable[int], table: Optional[Mapping[int, Process]] = None) -> Tuple[Process, ...]:
@@ -721,6 +753,7 @@ def _read_of_memory(pid: int, name: str, state: str) -> Optional[bytes]:
 
 
 __all__ = [
+    "SessionScan",
     "Activity",
     "Container",
     "Handle",

@@ -12,7 +12,7 @@ from lamplighter.node.worker import Run, StageFailure
 
 def examine(run: Run) -> Optional[str]:
     """Look at everything that can be known before anything is touched; the first error refuses."""
-    found = preflight.examine(run.plan, run.engine, run.home, gpus.Resolved(run.uuids))
+    found = preflight.examine(run.plan, run.engine, run.home, gpus.Resolved(run.uuids), run.request["host"])
     for finding in found.findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)

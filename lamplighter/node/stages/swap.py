@@ -11,7 +11,7 @@ from lamplighter.node import freed, preflight
 from lamplighter.node.act import files, launcher, leftovers, restarters, stop, systemd
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
-from lamplighter.node.observe import ownership, ports, processes
+from lamplighter.node.observe import gpus, ownership, ports, processes
 from lamplighter.node.stages import adoption
 from lamplighter.node.worker import Run, StageFailure
 
@@ -24,11 +24,12 @@ def stop_old(run: Run) -> Optional[str]:
 
     Whoever would bring one of them back (our unit, another unit, a container) is stopped first.
     """
-    run.stop_began = time.time()
+    began = time.time()
     claimed = _claims(run)
     stopping = [claim for claim in claimed if claim.may_be_stopped]
     if not stopping and not _is_unit_up(run):
         launcher.clear(run.home)
+        _clear_leftovers(run, leftovers.Holdings(), began)  # of a server that was killed, or died by itself
         return "nothing of ours is running"
     for claim in stopping:
         run.progress(f"stopping {claim}", pids=[claim.process.pid])
@@ -61,15 +62,16 @@ def stop_old(run: Run) -> Optional[str]:
             evidence=stop.describe_survivors(survivors),
             hint="a process that KILL does not end is held by the kernel: look at dmesg, then reboot the node",
         )
+    gone_at = time.time()
     launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
-    _tell_newcomers(run, claimed)
-    _clear_leftovers(run, had)
+    _tell_newcomers(run, claimed, began)
+    _clear_leftovers(run, had, gone_at)
     return None
 
 
-def _clear_leftovers(run: Run, had: leftovers.Holdings) -> None:
+def _clear_leftovers(run: Run, had: leftovers.Holdings, gone_at: float) -> None:
     """Remove what the stopped processes left, and wait for the ports that they had."""
-    gone = leftovers.remove(had, run.stop_began)
+    gone = leftovers.remove(had, gone_at)
     if gone:
         run.progress(f"removed what the old server left: {', '.join(gone)}")
     for trouble in leftovers.await_ports(had.ports, run.heed):
@@ -112,11 +114,11 @@ def _stop_supervisors(run: Run, claimed: list[ownership.Claim]) -> float:
     return seconds if is_down else max(0.0, seconds - spent)
 
 
-def _tell_newcomers(run: Run, before: list[ownership.Claim]) -> None:
+def _tell_newcomers(run: Run, before: list[ownership.Claim], began: float) -> None:
     """List the holders again: one that was started again, or was charged with the memory, is not passed over."""
     stopped = [claim for claim in before if claim.may_be_stopped]
     for claim in restarters.newcomers(before, _claims(run)):
-        what = restarters.describe_newcomer(claim, stopped, time.time() - run.stop_began)
+        what = restarters.describe_newcomer(claim, stopped, time.time() - began)
         run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
 
 
@@ -154,15 +156,15 @@ def give_back(run: Run) -> bool:
     return False
 
 
-def _claims(run: Run) -> list[ownership.Claim]:
-    return preflight.find_claims(run.plan, run.engine, run.home, run.uuids)
+def _claims(run: Run, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
+    return preflight.find_claims(run.plan, run.engine, run.home, run.uuids, run.request["host"], sample)
 
 
 def wait_until_freed(run: Run) -> Optional[str]:
     """Wait for FREED on every GPU of the server: only that may start one."""
     if not run.plan.uses_gpus:
         return "gpus: [] - the server uses no GPU"
-    found = freed.await_freed(run.plan, run.home, run.uuids, lambda: _stoppable_pids(run), run.progress)
+    found = freed.await_freed(run.plan, run.home, run.uuids, lambda sample: _stoppable_pids(run, sample), run.progress)
     if isinstance(found, freed.NotFreed):
         holders = preflight.describe_pids(found.holders)
         raise StageFailure(
@@ -175,9 +177,9 @@ def wait_until_freed(run: Run) -> Optional[str]:
     return None
 
 
-def _stoppable_pids(run: Run) -> set[int]:
+def _stoppable_pids(run: Run, sample: gpus.Sample) -> set[int]:
     run.heed()
-    return {claim.process.pid for claim in _claims(run) if claim.may_be_stopped}
+    return {claim.process.pid for claim in _claims(run, sample) if claim.may_be_stopped}
 
 
 def start_new(run: Run) -> Optional[str]:
