@@ -261,6 +261,7 @@ class Server(_Frozen):
     on_confirm_failure: Literal["keep", "rollback"] = "keep"
     allow: tuple[Text, ...] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
+    tls: Literal["none", "verify", "self-signed"] = "none"
     checks: Mapping[CheckName, CheckValue] = {}
 
     def to_json(self) -> dict[str, Any]:

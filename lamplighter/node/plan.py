@@ -44,6 +44,7 @@ class Plan:
     allow: tuple[str, ...]
     scope: str = "server"
     nccl_proof: bool = False
+    tls: str = "none"
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
@@ -76,6 +77,7 @@ class Plan:
             allow=tuple(data["allow"]),
             scope=data["sitecustomize"]["scope"],
             nccl_proof=data.get("nccl_proof", False),
+            tls=data.get("tls", "none"),
         )
 
     @property

@@ -22,9 +22,11 @@ from lamplighter.node.observe import http, ports, processes
 from lamplighter.node.observe.ports import Listener
 from lamplighter.node.plan import Plan
 
-PROBE_PAUSE_SECONDS = 0.1
+#: Between two questions, at first and when many were in vain: what the verdict may come too late by.
+PROBE_PAUSE_SECONDS = (0.05, 0.15)
 PROBE_SECONDS = 120.0
-HEALTH_PAUSE_SECONDS = 1.0
+HEALTH_PAUSE_SECONDS = (1.0, 1.0)
+LONGER = 1.02
 
 
 def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
@@ -107,39 +109,43 @@ def _is(address: str, wanted: object) -> bool:
 class Answer:
     """What one round of questions gave: ``ok``, or ``trouble``.
 
-    After ``is_wrong_model`` and ``is_refused`` (it does not take our API key) waiting is no use. The times are
-    monotonic seconds.
+    After ``is_wrong_model`` and ``is_refused`` (it does not take our API key) waiting is no use; ``model_proven`` says
+    that the model is the right one, whatever else it answered. The times are monotonic seconds.
     """
 
     ok: bool
     trouble: str = ""
     is_wrong_model: bool = False
     is_refused: bool = False
+    model_proven: bool = False
     asked_at: float = 0.0
     at: float = 0.0
 
 
-def ask(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str], timeout: float) -> Answer:
-    """Ask the server on the port for its model and for one token; the identity rule is the engine's."""
+def ask(
+    plan: Plan, engine: Mapping[str, Any], api_key: Optional[str], timeout: float, *, knows_model: bool = False
+) -> Answer:
+    """Ask the server on the port for its model (unless that is known) and for one token; the rule is the engine's."""
     host = ports.probe_host(plan.host)
     server = {"served_name": plan.served_name, "model": plan.model}
     by_reply = (engine.get("identity") or {}).get("source") == "reply"
     try:
-        if not by_reply:
-            reply = http.models(engine, host, plan.port, timeout, api_key=api_key)
+        if not by_reply and not knows_model:
+            reply = http.models(engine, host, plan.port, timeout, api_key=api_key, tls=plan.tls)
             match = http.identity_matches(engine, server, reply)
             if not match:
                 is_other = bool(match.found) and reply.status == 200
                 return Answer(False, match.message, is_wrong_model=is_other, is_refused=reply.status == 401)
-        generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key)
+            knows_model = True
+        generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key, tls=plan.tls)
     except http.HttpFailed as failed:
-        return Answer(False, failed.reason)
+        return Answer(False, failed.reason, model_proven=knows_model)
     if not generation.ok:
-        return Answer(False, generation.error, is_refused=generation.status == 401)
+        return Answer(False, generation.error, is_refused=generation.status == 401, model_proven=knows_model)
     if by_reply:
         match = http.identity_matches(engine, server, generation.reply)
         return Answer(match.ok, "" if match.ok else match.message, is_wrong_model=not match.ok)
-    return Answer(True)
+    return Answer(True, model_proven=True)
 
 
 def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) -> Answer:
@@ -147,7 +153,7 @@ def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) ->
     rule = engine["health"]
     host, timeout = ports.probe_host(plan.host), float(rule.get("timeout") or 10)
     try:
-        reply = http.request("GET", host, plan.port, rule["path"], timeout=timeout, api_key=api_key)
+        reply = http.request("GET", host, plan.port, rule["path"], timeout=timeout, api_key=api_key, tls=plan.tls)
     except http.HttpFailed:
         return Answer(True)
     if reply.status in rule.get("veto_status", ()):
@@ -157,16 +163,24 @@ def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) ->
 
 
 class Asker:
-    """Repeats one question in a thread, a round at a time, ``pause`` seconds between two; ``last`` is its answer."""
+    """Repeats one question in a thread, a round at a time; ``last`` is its answer.
 
-    def __init__(self, question: Callable[[], Answer], pause: float) -> None:
+    Between two rounds are ``pause`` seconds, a little more after each, ``longest`` at most.
+    """
+
+    def __init__(self, question: Callable[[], Answer], pause: float, longest: float) -> None:
         self._question = question
-        self._pause = pause
+        self._pause, self._longest = pause, longest
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked_at: Optional[float] = None
         self._next_at = 0.0
         self._signal, self._tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.last = Answer(False)
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until the next round may start; while one is under way its answer comes first."""
+        return float("inf") if self._asked_at is not None else max(0.0, self._next_at - time.monotonic())
 
     def ask(self) -> None:
         """Start a round unless one is under way."""
@@ -184,6 +198,7 @@ class Asker:
             os.read(self._signal, 64)
         self._asked_at = None
         self._next_at = time.monotonic() + self._pause
+        self._pause = min(self._longest, self._pause * LONGER)
         return True
 
     def fileno(self) -> int:

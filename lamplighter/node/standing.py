@@ -336,6 +336,7 @@ def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -
             rule["path"],
             timeout=float(rule.get("timeout") or 10),
             api_key=key,
+            tls=plan.tls,
         )
     except http.HttpFailed:
         return False

@@ -29,7 +29,7 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/u
 #: What the node is told in the inventory's own words; ``argv`` stands for the arguments.
 PLAN_KEYS = (
     "name", "engine", "engine_version", "model", "host", "port", "gpus", "python", "env", "sitecustomize", "launcher",
-    "stale", "timeouts", "keep_releases", "gpus_unified", "on_confirm_failure", "allow", "nccl_proof",
+    "stale", "timeouts", "keep_releases", "gpus_unified", "on_confirm_failure", "allow", "nccl_proof", "tls",
 )  # fmt: skip
 
 #: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.

@@ -6,6 +6,9 @@ never followed. Transport trouble is HttpFailed; an answer with any status is a 
 
 ``models``, ``identity_matches`` and ``generate`` read the keys ``identity`` and ``generate`` of an engine.yml.
 
+``tls``: "none" asks over plain HTTP; "verify" over HTTPS, with a certificate that the node's own authorities vouch for
+and that is the asked name's or address's; "self-signed" over HTTPS with any certificate, whoever signed it.
+
 facts: connection refused is the normal answer while a server loads; an HTTP proxy in the environment that lacks a
 no_proxy for the probe host has answered 403 in the server's place.
 """
@@ -19,6 +22,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import struct
 import time
 from dataclasses import dataclass, field
@@ -28,10 +32,14 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 MAX_BODY = 4 << 20
 
 REFUSED, TIMED_OUT, CUT, TOO_LARGE, NOT_HTTP = "refused", "timed_out", "cut", "too_large", "not_http"
+NOT_TRUSTED = "not_trusted"
 
 
 class HttpFailed(Exception):
-    """No complete answer. ``reason`` says it in words; ``kind``: refused, timed_out, cut, too_large or not_http."""
+    """No complete answer. ``reason`` says it in words.
+
+    ``kind``: refused, timed_out, cut, too_large, not_http, not_trusted.
+    """
 
     def __init__(self, reason: str, kind: str) -> None:
         super().__init__(reason)
@@ -71,19 +79,21 @@ def request(
     *,
     api_key: Optional[str] = None,
     max_body: int = MAX_BODY,
+    tls: str = "none",
 ) -> Reply:
     """Send one request and read the whole answer within ``timeout`` seconds; raises HttpFailed.
 
     ``api_key`` goes into an Authorization header and into no message.
     """
     started = time.monotonic()
-    connection = _Connection(host, port, started + timeout)
+    connection = _Connection(host, port, started + timeout, tls)
     sent = {"Accept": "application/json", "Connection": "close", **(headers or {})}
     if api_key:
         if re.search(r"[^\x21-\x7e]", api_key):  # else the refusal of http.client would quote the key
             raise HttpFailed("the API key has characters that no header may carry", NOT_HTTP)
         sent["Authorization"] = f"Bearer {api_key}"
-    where = f"{method} http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    scheme = "http" if tls == "none" else "https"
+    where = f"{method} {scheme}://{f'[{host}]' if ':' in host else host}:{port}{path}"
     try:
         connection.request(method, path, body=body, headers=sent)
         with connection.getresponse() as response:
@@ -95,6 +105,11 @@ def request(
         raise HttpFailed(f"{where}: no complete answer within {timeout:g} s", TIMED_OUT) from error
     except ConnectionRefusedError as error:
         raise HttpFailed(f"{where}: connection refused", REFUSED) from error
+    except ssl.SSLCertVerificationError as error:
+        said = f"its certificate is not trusted: {error.verify_message}"
+        raise HttpFailed(f"{where}: {said} (tls: self-signed takes any)", NOT_TRUSTED) from error
+    except ssl.SSLError as error:
+        raise HttpFailed(f"{where}: this is not TLS: {error.reason or error}", NOT_HTTP) from error
     except (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionError) as error:
         raise HttpFailed(f"{where}: the server closed the connection before its answer was complete", CUT) from error
     except OSError as error:
@@ -122,16 +137,30 @@ def _read_body(response: http.client.HTTPResponse, limit: int) -> bytes:
 
 
 class _Connection(http.client.HTTPConnection):
-    """An HTTPConnection whose every wait ends at ``until`` (monotonic seconds)."""
+    """An HTTPConnection, or with ``tls`` an HTTPS one, whose every wait ends at ``until`` (monotonic seconds)."""
 
-    def __init__(self, host: str, port: int, until: float) -> None:
+    def __init__(self, host: str, port: int, until: float, tls: str) -> None:
         super().__init__(host, port)
         self._until = until
+        self._tls = tls
 
     def connect(self) -> None:
         plain = _connect(self.host, self.port, self._until)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = _DeadlineSocket(plain, self._until)
+        try:
+            self.sock = _DeadlineSocket(plain if self._tls == "none" else self._wrapped(plain), self._until)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _wrapped(self, plain: socket.socket) -> socket.socket:
+        """Shake hands by the deadline."""
+        context = ssl.create_default_context()
+        if self._tls == "self-signed":
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        plain.settimeout(_remaining(self._until))
+        return context.wrap_socket(plain, server_hostname=self.host)
 
 
 def _connect(host: str, port: int, until: float) -> socket.socket:
@@ -238,14 +267,20 @@ class Generation:
 
 
 def models(
-    engine: Mapping[str, Any], host: str, port: int, timeout: float = 10.0, *, api_key: Optional[str] = None
+    engine: Mapping[str, Any],
+    host: str,
+    port: int,
+    timeout: float = 10.0,
+    *,
+    api_key: Optional[str] = None,
+    tls: str = "none",
 ) -> Reply:
     """Ask for what ``identity_matches`` needs where the engine's ``identity.source`` is ``models``; raises HttpFailed.
 
     facts: /v1/models is answered by the HTTP process alone: it proves the identity, not that the engine works.
     """
     path = str(_section(engine, "identity").get("path") or "/v1/models")
-    return request("GET", host, port, path, timeout=timeout, api_key=api_key)
+    return request("GET", host, port, path, timeout=timeout, api_key=api_key, tls=tls)
 
 
 def identity_matches(engine: Mapping[str, Any], server: Mapping[str, Any], reply: Reply) -> ModelMatch:
@@ -280,6 +315,7 @@ def generate(
     prompt: Optional[str] = None,
     *,
     api_key: Optional[str] = None,
+    tls: str = "none",
 ) -> Generation:
     """Let the server generate one token; the proof that its engine works. Raises HttpFailed when no answer came.
 
@@ -299,7 +335,7 @@ def generate(
         body["prompt"] = prompt or "Hello"
     data = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
     headers = {"Content-Type": "application/json"}
-    reply = request("POST", host, port, path, data, headers, timeout, api_key=api_key)
+    reply = request("POST", host, port, path, data, headers, timeout, api_key=api_key, tls=tls)
     return read_generation(engine, reply)
 
 

@@ -753,12 +753,12 @@ def _read_of_memory(pid: int, name: str, state: str) -> Optional[bytes]:
 
 
 __all__ = [
-    "SessionScan",
     "Activity",
     "Container",
     "Handle",
     "Identity",
     "Process",
+    "SessionScan",
     "Unit",
     "activity",
     "age_seconds",
