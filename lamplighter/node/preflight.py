@@ -52,9 +52,7 @@ class Examination:
     claims: tuple[ownership.Claim, ...]
 
 
-def examine(
-    plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: gpus.Resolved, host: str
-) -> Examination:
+def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: gpus.Resolved, host: str) -> Examination:
     """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python.
 
     ``host`` is how the inventory calls this node, for commands that a person can paste.
@@ -274,7 +272,7 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
             message = "a process that would be stopped lives in a unit or container that is left running"
             yield Finding("restarter", "warning", message, str(restarter), restarter.hint)
         elif restarter.is_enabled:
-            hint = f"`systemctl disable {restarter.place.name}`" if hasattr(restarter.place, "name") else ""
+            hint = f"`{restarters.how_to_disable(restarter.place)}` on the node, once the new server is there to stay"
             message = f"{restarter.name} will be stopped first, and comes back with the next boot"
             yield Finding("restarter", "warning", message, str(restarter), hint)
         else:

@@ -145,23 +145,48 @@ time.sleep(60)
 # ------------------------------------------------------------------------------------------------ users among others
 
 
-def test_the_shared_directory_is_everybodys_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", (str(tmp_path / "no" / "way"), str(tmp_path / "second")))
+@pytest.fixture
+def places(open_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with one like /run/lock and one like /tmp in it."""
+    for name in ("run", "tmp"):
+        (open_dir / name).mkdir()
+        (open_dir / name).chmod(0o1777)
+    directories = (str(open_dir / "run" / "lamplighter"), str(open_dir / "tmp" / "lamplighter.lock"))
+    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", directories)
+    return open_dir
+
+
+@pytest.mark.parametrize("left", [None, 0o700])
+def test_the_shared_directory_is_everybodys_whatever_the_umask(places: Path, left: int | None) -> None:
+    """Also after one was killed who had made it and not yet opened it."""
+    directory = places / "run" / "lamplighter"
+    if left is not None:
+        directory.mkdir(left)
     before = os.umask(0o077)
     try:
         path = lock.shared_path("gpu-0")
         lock.acquire("GPU 0", path).release()
     finally:
         os.umask(before)
-    assert path == str(tmp_path / "second" / "gpu-0")
-    assert stat.S_IMODE(os.stat(tmp_path / "second").st_mode) == 0o1777
+    assert path == str(directory / "gpu-0")
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o1777
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
-    assert lock.shared_path("gpu-1") == str(tmp_path / "second" / "gpu-1")
+    assert lock.shared_path("gpu-1") == str(directory / "gpu-1")
+
+
+@pytest.mark.parametrize("closed", ["made", "missing"])
+def test_where_not_everybody_may_write_root_does_not_lock_either(places: Path, closed: str) -> None:
+    """As on RHEL, where /run/lock is root's: a lock of root's there would be seen by no user's run in /tmp."""
+    (places / "run").chmod(0o755)
+    if closed == "missing":
+        (places / "run").rmdir()
+    assert lock.shared_path("gpu-0") == str(places / "tmp" / "lamplighter.lock" / "gpu-0")
 
 
 def test_no_directory_for_locks_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", (str(tmp_path / "no" / "way"),))
-    with pytest.raises(FileNotFoundError):
+    monkeypatch.setattr(lock, "SHARED_DIRECTORIES", (str(tmp_path / "no" / "way"), str(tmp_path / "private")))
+    tmp_path.chmod(0o755)
+    with pytest.raises(OSError, match="all users"):
         lock.shared_path("gpu-0")
 
 

@@ -21,13 +21,20 @@ DOCKER = f"0::/system.slice/docker-{ID}.scope\n"
 CGROUPFS = f"0::/docker/{ID}\n"
 PODMAN = f"0::/machine.slice/libpod-{ID}.scope/container\n"
 QUADLET = f"0::/system.slice/llm.service/libpod-payload-{ID}\n"
+ROOTLESS = f"0::/user.slice/user-1001.slice/user@1001.service/user.slice/libpod-{ID}.scope/container\n"
+DOCKERS, ROOTLESS_DOCKER = Container(ID, "docker"), Container(ID, "docker", uid=1001)
+CONMON = None  # podman's watcher of a container is outside of it, and its scope restarts nothing
 POD = f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-{ID}.scope\n"
 
-#: What `docker inspect` and `docker stop` of 29.1 print; every call is written down.
+#: What docker and podman print; every call is written down, with where its runtime is to be found.
 STAND_IN = """#!/bin/sh
-echo "$@" >>{calls}
+echo "${{XDG_RUNTIME_DIR-}} $@" >>{calls}
 case $1 in
-    inspect) echo /kimi ;;
+    inspect)
+        case ${{0##*/}} in
+            docker) echo "10 always /kimi" ;;
+            podman) echo "10  kimi" ;;
+        esac ;;
     stop | start)
         [ -e {broken} ] && {{ echo "Error response from daemon: cannot stop container" >&2; exit 1; }}
         echo "$2" ;;
@@ -35,9 +42,11 @@ esac
 """
 
 
-def process(pid: int, cgroup: str, *, ppid: int = 1, comm: str = "python3", title: str = "") -> Process:
+def process(
+    pid: int, cgroup: str, *, ppid: int = 1, comm: str = "python3", title: str = "", exe: str | None = None
+) -> Process:
     identity = Identity(processes.boot_id(), pid, 1000 + pid)
-    return Process(identity, ppid, pid, pid, "S", os.geteuid(), comm, (title or comm,), cgroup, None)
+    return Process(identity, ppid, pid, pid, "S", os.geteuid(), comm, (title or comm,), cgroup, exe)
 
 
 def claims(*found: Process, kind: str = STALE) -> list[Claim]:
@@ -83,7 +92,15 @@ def no_word(_: str) -> None:
         (CGROUPFS, Container(ID, "docker")),
         (PODMAN, Container(ID, "podman")),
         (QUADLET, Unit("llm.service", None)),  # the unit starts the container again
-        (POD, Container(ID, "containerd")),
+        (POD, Container(ID, "containerd", is_pod=True)),
+        (f"0::/kubepods/besteffort/pod1/{ID}\n", Container(ID, "", is_pod=True)),
+        (f"0::/docker/{ID}/kubelet/kubepods/pod1/{ID}\n", Container(ID, "", is_pod=True)),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/docker-{ID}.scope\n", Container(ID, "docker", is_pod=True)),
+        (f"12:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n", DOCKERS),
+        (f"0::/user.slice/user-1001.slice/session-3.scope/user.slice/docker-{ID}.scope\n", ROOTLESS_DOCKER),
+        (ROOTLESS, Container(ID, "podman", uid=1001)),
+        (f"0::/user.slice/user-1001.slice/user@1001.service/user.slice/libpod-conmon-{ID}.scope\n", CONMON),
+        ("0::/kubepods.slice/kubepods-pod1.slice\n", None),
         ("0::/system.slice/docker.service\n", None),  # its own processes are no container's
         ("0::/system.slice/llm.service\n", Unit("llm.service", None)),
         (
@@ -123,6 +140,20 @@ def test_a_wrapper_stands_for_the_server(units: dict[str, dict[str, str]]) -> No
     assert found.may_be_stopped
     (found,) = find(claims(server), shell, process(12, cgroup, ppid=10, comm="trainer"))
     assert not found.may_be_stopped  # the wrapper has other work too
+    (found,) = find(claims(server), shell, process(12, cgroup, ppid=10, comm="tee"))
+    assert found.may_be_stopped
+
+
+def test_a_script_without_exec_stands_for_the_server_it_runs(units: dict[str, dict[str, str]]) -> None:
+    """The kernel names a script's process after the script."""
+    units["llm.service"] = {"MainPID": "10"}
+    cgroup = "0::/system.slice/llm.service\n"
+    script = process(10, cgroup, comm="start-llm.sh", exe="/usr/bin/bash")
+    server, monitor = process(11, cgroup, ppid=10), process(12, cgroup, ppid=10, comm="watch.sh", exe="/usr/bin/bash")
+    (found,) = find(claims(server), script)
+    assert found.may_be_stopped
+    (found,) = find(claims(server), script, monitor)
+    assert not found.may_be_stopped
 
 
 @pytest.mark.parametrize(("comm", "name"), [("cron", "cron.service"), ("jupyter-lab", "notebook.service")])
@@ -170,8 +201,33 @@ def test_a_container_is_stopped_by_its_runtime(docker: Path, cgroup: str, tool: 
     assert found.name == f"{tool} container kimi"
     assert restarters.stop(found, 30, no_word) == ""
     assert restarters.start(found) == ""
+    assert found.is_enabled == (tool == "docker")  # its policy says always
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    asked = "{{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}}"
     calls = (docker / "calls").read_text().splitlines()
-    assert calls == [f"inspect --format {{{{.Name}}}} {ID}", f"stop --time 30 {ID}", f"start {ID}"]
+    assert calls == [f"{runtime} {call} {ID}" for call in (f"inspect --format {asked}", "stop -t 30", "start")]
+    assert restarters.how_to_disable(found.place) == f"{tool} update --restart=no {ID[:12]}"
+
+
+def test_a_rootless_container_is_its_users_alone(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = find(claims(process(10, ROOTLESS)))
+    assert found.obstacle == f"it is rootless, and known to {processes.user_name(1001)}'s podman alone"
+    assert not (docker / "calls").exists()
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    (found,) = find(claims(process(10, ROOTLESS)))
+    assert found.may_be_stopped
+    assert restarters.stop(found, 30, no_word) == ""
+    calls = (docker / "calls").read_text().splitlines()
+    assert [call.partition(" ")[0] for call in calls] == ["/run/user/1001"] * 2
+
+
+def test_a_container_of_kubernetes_is_only_named_though_docker_knows_it(docker: Path) -> None:
+    pod = POD.replace("cri-containerd", "docker")
+    for listed in ((), (ID[:12],)):
+        (found,) = find(claims(process(10, pod)), listed=listed)
+        assert not found.may_be_stopped
+        assert "Kubernetes" in found.obstacle
+    assert not (docker / "calls").exists()
 
 
 def test_a_container_that_does_not_stop_is_said(docker: Path) -> None:
@@ -181,17 +237,17 @@ def test_a_container_that_does_not_stop_is_said(docker: Path) -> None:
 
 
 def test_a_server_that_was_started_inside_a_container_of_something_else(docker: Path) -> None:
-    """As with `docker exec` into a container whose own process is a notebook."""
-    notebook, server = process(10, DOCKER, ppid=5, comm="jupyter-lab"), process(11, DOCKER, ppid=6)
+    """As with `docker exec` into a container whose own process is a notebook; pids begin anew at some time."""
+    notebook, server = process(10, DOCKER, ppid=5, comm="jupyter-lab"), process(9, DOCKER, ppid=6)
     (found,) = find(claims(server), notebook)
     assert not found.may_be_stopped
-    assert not (docker / "calls").read_text().startswith("stop")
+    assert " stop " not in (docker / "calls").read_text()
 
 
 def test_a_pod_comes_back_whatever_we_do(docker: Path) -> None:
     (found,) = find(claims(process(10, POD)))
     assert not found.may_be_stopped
-    assert "Kubernetes" in found.hint
+    assert "Kubernetes" in found.obstacle
 
 
 def test_without_the_runtimes_command_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ import os
 import time
 from typing import Any, Callable, Optional
 
-#: Shared by all users of the node, mode 1777 like /run/lock itself; the second serves where /run/lock is root's alone.
+#: Shared by all users of the node, mode 1777. The first one counts whose parent everybody may write to: this is so for
+#: root as well, who could have the first anywhere. facts: /run/lock is 1777 on Debian and Ubuntu, root's alone on RHEL.
 SHARED_DIRECTORIES = ("/run/lock/lamplighter", "/tmp/lamplighter.lock")  # noqa: S108
 
 #: Seconds that every attempt lasts at least: ``holder_of`` takes the lock for an instant to see whether it is free.
@@ -52,19 +53,25 @@ class Lock:
 
 
 def shared_path(name: str) -> str:
-    """Return the path of a lock that all users of the node share; makes its directory. Raises OSError."""
-    trouble: Optional[OSError] = None
+    """Return the path of a lock that all users of the node share; makes its directory. Raises OSError.
+
+    Which directory it is depends on the node alone, never on who asks: two users must meet.
+    """
     for directory in SHARED_DIRECTORIES:
-        try:
-            os.mkdir(directory)
-            os.chmod(directory, 0o1777)  # noqa: S103 - every user of the node locks here
-        except FileExistsError:
-            pass
-        except OSError as error:
-            trouble = error
-            continue
-        return os.path.join(directory, name)
-    raise trouble or OSError(errno.ENOENT, "no directory for locks")
+        if _is_everybodys(os.path.dirname(directory)):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if not _is_everybodys(directory):  # new, or whoever made it was killed before the next line
+                os.chmod(directory, 0o1777)  # noqa: S103 - every user of the node locks here
+            return os.path.join(directory, name)
+    raise OSError(errno.ENOENT, "no directory for locks that all users may write to")
+
+
+def _is_everybodys(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_mode & 0o002 != 0
+    except OSError:
+        return False
 
 
 def acquire(what: str, path: str, wait: float = 0.0, heed: Callable[[], None] = lambda: None) -> Lock:

@@ -6,7 +6,8 @@ lives in that daemon's unit too, and the daemon is never stopped for it. ``stale
 by name.
 
 facts: a raw kill makes systemd restart the unit, and Docker the container with ``--restart=always``; ``docker stop``
-keeps it down until its daemon restarts. Containers of Kubernetes come back whatever a node's tools do.
+keeps it down until its daemon restarts. Containers of Kubernetes come back whatever a node's tools do, those that it
+runs through docker too. A rootless container is known to its own user's podman or docker alone.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from lamplighter.node.observe import ownership, processes
 from lamplighter.node.observe.ownership import Claim
 from lamplighter.node.observe.processes import Container, Process, Unit
 
-#: Main processes that live only for the server they start.
-WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "env", "uv", "tini", "docker-init", "dumb-init", "catatonit"})
+#: Programs that live only for the server they start, or for its output.
+WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "env", "uv", "tini", "docker-init", "dumb-init", "catatonit", "tee"})
 
 #: The command that speaks for a runtime, where there is one that can stop a container for good.
 TOOLS = {"docker": "docker", "podman": "podman"}
@@ -99,18 +100,22 @@ def _judge(
         obstacle = "" if manager.may_be_asked() else "only root may stop it"
         hint = f"stop it (`systemctl stop {place.name}`), or use become: true"
     else:
-        known = container_name(place)
-        name = f"{place.runtime or 'container'} container {known or place.id[:12]}"
-        names = {place.id, place.id[:12], *([known] if known else [])}
-        main = next((pid for pid in sorted(inside) if inside[pid].ppid not in inside), 0)
-        is_enabled = False
-        tool = TOOLS.get(place.runtime)
+        known = _inspect(place)
+        name = f"{place.runtime} container {known.name or place.id[:12]}".strip()
+        names = {place.id, place.id[:12], *([known.name] if known.name else [])}
+        main = known.main if known.main in inside else _first(inside)
+        is_enabled = known.policy == "always"
+        tool = _tool(place)
         obstacle = ""
-        if tool is None:
+        hint = f"stop {name} by the means of its runtime"
+        if place.is_pod:
+            obstacle, hint = "Kubernetes runs it, and starts it again", "scale its workload down, or drain the node"
+        elif tool is None:
             obstacle = "its runtime is not one that we can ask to stop it"
+        elif place.uid not in (None, os.geteuid()):
+            obstacle = f"it is rootless, and known to {processes.user_name(place.uid)}'s {tool} alone"
         elif shutil.which(tool) is None:
             obstacle = f"there is no {tool} command here"
-        hint = f"stop {name} by the means of its runtime (for Kubernetes: scale down, or drain the node)"
     if not obstacle and _line() & set(inside):
         obstacle, hint = "this very run lives in it", "start the run from elsewhere"
     elif not obstacle and not names & listed and not _stands_for(main, inside, stoppable):
@@ -126,11 +131,26 @@ def _stands_for(main: int, inside: Mapping[int, Process], stoppable: Mapping[int
     if main in stoppable:
         return True
     process = inside.get(main)
-    if process is None or os.path.basename(process.comm) not in WRAPPERS:
+    if process is None or not _is_wrapper(process, inside, stoppable):
         return False
-    below = {child.pid for child in processes.descendants([main], inside)}
-    working = {pid for pid in below if inside[pid].comm not in WRAPPERS}
+    below = processes.descendants([main], inside)
+    working = {child.pid for child in below if not _is_wrapper(child, inside, stoppable)}
     return bool(working) and working <= set(stoppable)
+
+
+def _is_wrapper(process: Process, inside: Mapping[int, Process], stoppable: Mapping[int, Process]) -> bool:
+    """Tell whether it is one by its name; or, named after its script, a shell above something to be stopped."""
+    if process.comm in WRAPPERS:
+        return True
+    if os.path.basename(process.exe or "") not in WRAPPERS:
+        return False
+    return any(child.pid in stoppable for child in processes.descendants([process.pid], inside))
+
+
+def _first(inside: Mapping[int, Process]) -> int:
+    """Return the oldest process that was started from outside, 0 where there is none."""
+    roots = [process for process in inside.values() if process.ppid not in inside]
+    return min(roots, key=lambda process: process.start).pid if roots else 0
 
 
 def _line() -> set[int]:
@@ -144,13 +164,37 @@ def _line() -> set[int]:
     return line
 
 
-def container_name(container: Container) -> Optional[str]:
-    """Ask docker or podman what people call a container; None if it does not say."""
-    tool = TOOLS.get(container.runtime)
-    if tool is None:
-        return None
-    answer = systemd.run([tool, "inspect", "--format", "{{.Name}}", container.id])
-    return answer.stdout.strip().lstrip("/") or None if answer.ok else None
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What docker or podman says of a container: its main process, restart policy, and how people call it."""
+
+    main: int = 0
+    policy: str = ""
+    name: str = ""
+
+
+def _inspect(container: Container) -> _Known:
+    if _tool(container) is None or container.uid not in (None, os.geteuid()):
+        return _Known()
+    answer = _ask(container, "inspect", "--format", "{{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}}")
+    main, _, rest = answer.stdout.strip().partition(" ")
+    policy, _, name = rest.partition(" ")
+    return _Known(int(main), policy, name.lstrip("/")) if answer.ok and main.isdigit() else _Known()
+
+
+def _tool(container: Container) -> Optional[str]:
+    return None if container.is_pod else TOOLS.get(container.runtime)
+
+
+def _ask(container: Container, *words: str, seconds: float = systemd.CALL_SECONDS) -> systemd.Answer:
+    """Run docker or podman on a container, for a rootless one as its user's login would."""
+    environment = {}
+    if container.uid is not None:
+        environment["XDG_RUNTIME_DIR"] = f"/run/user/{container.uid}"
+        socket = f"/run/user/{container.uid}/docker.sock"
+        if os.path.exists(socket):
+            environment["DOCKER_HOST"] = f"unix://{socket}"
+    return systemd.run([TOOLS[container.runtime], *words, container.id], seconds, environment)
 
 
 def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> str:
@@ -158,10 +202,9 @@ def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> s
     if isinstance(restarter.place, Unit):
         is_down = systemd.stop(restarter.place, seconds, tell)
         return "" if is_down else f"{restarter.name} was not down within {seconds:.0f} s"
-    tool = TOOLS[restarter.place.runtime]
     tell(f"stopping {restarter.name}")
-    answer = systemd.run([tool, "stop", "--time", f"{seconds:.0f}", restarter.place.id], seconds + 30)
-    return "" if answer.ok else f"{tool} stop {restarter.name}: {answer.stderr.strip()[-300:]}"
+    answer = _ask(restarter.place, "stop", "-t", f"{seconds:.0f}", seconds=seconds + 30)
+    return "" if answer.ok else f"{restarter.name} could not be stopped: {answer.stderr.strip()[-300:]}"
 
 
 def start(restarter: Restarter) -> str:
@@ -169,8 +212,15 @@ def start(restarter: Restarter) -> str:
     if isinstance(restarter.place, Unit):
         answer = systemd.Manager(restarter.place.manager_uid).call("start", restarter.place.name)
     else:
-        answer = systemd.run([TOOLS[restarter.place.runtime], "start", restarter.place.id])
+        answer = _ask(restarter.place, "start")
     return "" if answer.ok else answer.stderr.strip()[-300:] or "it did not start"
+
+
+def how_to_disable(place: Union[Unit, Container]) -> str:
+    """Return the command after which a boot of the node does not start the unit or container any more."""
+    if isinstance(place, Unit):
+        return f"systemctl {'' if place.manager_uid is None else '--user '}disable {place.name}"
+    return f"{TOOLS.get(place.runtime, place.runtime)} update --restart=no {place.id[:12]}"
 
 
 def list_by_place(claims: Iterable[Claim], listed: Iterable[str]) -> list[Claim]:
@@ -195,7 +245,7 @@ def list_by_place(claims: Iterable[Claim], listed: Iterable[str]) -> list[Claim]
 def _names_of(place: Union[Unit, Container]) -> set[str]:
     if isinstance(place, Unit):
         return {place.name, place.name[: -len(".service")]}
-    name = container_name(place)
+    name = _inspect(place).name
     return {place.id, place.id[:12], *([name] if name else [])}
 
 

@@ -114,10 +114,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Container:
-    """A container by its full id; ``runtime``: docker, podman, cri-o, containerd, "" where the path does not say."""
+    """A container by its full id. ``runtime``: docker, podman, cri-o, containerd, "" where the path does not say.
+
+    ``is_pod``: Kubernetes runs it, and starts it again. ``uid``: whose rootless runtime it belongs to, None: root's.
+    """
 
     id: str
     runtime: str
+    is_pod: bool = False
+    uid: Optional[int] = None
 
 
 # ------------------------------------------------------------------------------------------------ one and all
@@ -504,13 +509,23 @@ def container_in(cgroup: str) -> Optional[Container]:
         for place in range(len(parts) - 1, -1, -1):
             match = _CONTAINER.fullmatch(parts[place])
             if match:
-                return Container(match.group("id"), _runtime(match.group("prefix") or "", parts[:place]))
+                above = parts[:place]
+                owners = [found for found in map(_OWNER.fullmatch, above) if found]
+                return Container(
+                    match.group("id"),
+                    _runtime(match.group("prefix") or "", above),
+                    is_pod=any("kubepods" in part for part in above),
+                    uid=int(owners[-1].group(1)) if owners else None,
+                )
     return None
 
 
 #: `docker-ID.scope`, `libpod-ID.scope`, `libpod-payload-ID`, `crio-ID.scope`, `cri-containerd-ID.scope`,
 #: `nerdctl-ID.scope`, bare `ID`; `libpod-conmon-ID.scope` is podman's watcher, outside the container.
 _CONTAINER = re.compile(r"(?:(?P<prefix>(?!.*conmon)[a-z][a-z0-9-]*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+
+#: Above a rootless container: the slice or the manager of its user.
+_OWNER = re.compile(r"user(?:-(?=\d+\.slice)|@(?=\d+\.service))(\d+)\.(?:slice|service)")
 
 _RUNTIMES = {
     "docker": "docker",
