@@ -26,15 +26,18 @@ from lamplighter.errors import ContactLost, LamplighterError, UsageError
 from lamplighter.inventory import Host, Inventory, Server, load_inventory
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.run.deploy import HostSession, detached, open_session
+from lamplighter.run.deploy import HostSession, begin_session, detached, open_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-class Interrupted(BaseException):
-    """Ctrl-C or TERM arrived; ``exit_code`` is what it means while nothing has been touched."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or TERM arrived; ``exit_code`` is what it means while nothing has been touched.
+
+    A KeyboardInterrupt, because that is what libraries let through: pytest takes others for the failure of a check.
+    """
 
     def __init__(self, exit_code: Exit) -> None:
         super().__init__(exit_code.name.lower())
@@ -298,7 +301,7 @@ def read(
         with _signals():
             for host, servers in choose(settings, patterns, server):
                 try:
-                    with open_session(host, PROJECT) as session:
+                    with begin_session(host, PROJECT) as session:
                         answers[host.name] = question(session, servers)
                 except LamplighterError as error:
                     errors[host.name] = error

@@ -293,6 +293,14 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
         yield HostSession(host, node, project)
 
 
+@contextlib.contextmanager
+def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
+    """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
+    with contextlib.closing(Node(host.name, host.connection)) as node:
+        node.begin()
+        yield HostSession(host, node, project)
+
+
 def _secret_findings(server: Server) -> list[dict[str, str]]:
     """A secret that cannot be had here would refuse the deploy before the node is asked anything."""
     try:

@@ -115,6 +115,9 @@ class Node:
         self._system_ssh = system_ssh
         self._hops: list[_Hop] = []
         self._knows_sudo = False
+        self._login: threading.Thread | None = None
+        self._trouble: BaseException | None = None
+        self._is_closed = False
 
     def __enter__(self) -> Node:
         self.open()
@@ -128,21 +131,50 @@ class Node:
 
         Raises Unreachable (also HostKeyUnknown, HostKeyChanged), LoginFailed, or UsageError for a broken ssh_config.
         """
-        if self._hops:
-            return
+        login, self._login = self._login, None
+        if login is not None:
+            login.join()
+            if self._trouble is not None:
+                raise self._trouble
+        if not self._hops:
+            self._log_in()
+
+    def begin(self) -> None:
+        """Log in beside whatever the caller has to do before its first command, which waits for the rest.
+
+        What goes wrong is raised by `open`, or by the first command.
+        """
+        self._is_closed, self._trouble = False, None
+        self._login = threading.Thread(target=self._log_in_beside, name=f"login to {self.name}", daemon=True)
+        self._login.start()
+
+    def _log_in_beside(self) -> None:
+        try:
+            self._log_in()
+        except BaseException as error:
+            self._trouble = error
+        if self._is_closed:  # given up meanwhile, by Ctrl-C
+            self._hang_up()
+
+    def _log_in(self) -> None:
         try:
             for hop in self._route():
                 before = self._hops[-1] if self._hops else None
                 self._hops.append(hop)
                 hop.login(before.dial(hop) if before else hop.connect_socket())
         except BaseException:
-            self.close()
+            self._hang_up()
             raise
 
     def close(self) -> None:
         """End the connection and the jumps that it went through; commands on it lose their channel, no more."""
-        while self._hops:
-            self._hops.pop().close()
+        self._is_closed = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(IndexError):  # empty: two threads may be at it
+            while True:
+                self._hops.pop().close()
 
     @property
     def is_alive(self) -> bool:
@@ -157,7 +189,7 @@ class Node:
     def stream(self, command: str) -> Channel:
         """Start ``command`` in the login shell, without a terminal, and hand over its raw channel.
 
-        Raises Unreachable while nothing has started, ContactLost when the node did not say whether it started.
+        Raises Unreachable while nothing has started; whether it did start is told by the channel's first `read`.
         """
         self.open()
         return Channel(self._hops[-1], command)
@@ -243,7 +275,11 @@ class Node:
 
 
 class Channel:
-    """A command's raw input and output. One reader, one writer; its stderr is drained in the background, bounded."""
+    """A command's raw input and output. One reader, one writer; its stderr is drained in the background, bounded.
+
+    Input may be written at once, in the flight that asks for the command: that saves a round trip. Whether the node
+    runs it is told by `read` and `wait`.
+    """
 
     def __init__(self, hop: _Hop, command: str) -> None:
         self._hop = hop
@@ -252,6 +288,7 @@ class Channel:
         self._stderr_dropped = 0
         self._stderr_guard = threading.Lock()
         self._channel = hop.execute(command)
+        self._is_agreed = False
         self._drain = threading.Thread(target=self._drain_stderr, name=f"stderr of {hop.name}", daemon=True)
         self._drain.start()
 
@@ -297,8 +334,10 @@ class Channel:
     def read(self, timeout: float | None = None) -> bytes:
         """The next piece of stdout as it comes, at most 32 KiB; ``b""`` is the end: of the command, or of the wire.
 
-        Raises SilenceTimeout when nothing came within ``timeout`` seconds; reading may go on afterwards.
+        Raises SilenceTimeout when nothing came within ``timeout`` seconds; reading may go on afterwards. Before the
+        first word, NodeRefused where the node runs no commands, ContactLost when it did not say whether it does.
         """
+        self._await_agreement()
         if self._early:
             piece = bytes(self._early[:_CHUNK])
             del self._early[:_CHUNK]
@@ -330,8 +369,9 @@ class Channel:
     def wait(self, timeout: float | None = None) -> int | None:
         """The exit status; None when a signal, the sshd or the wire ended the command: SSH does not tell which.
 
-        Raises SilenceTimeout when the command has not ended within ``timeout`` seconds.
+        Raises SilenceTimeout when the command has not ended within ``timeout`` seconds, and what `read` raises.
         """
+        self._await_agreement()
         if not self._channel.status_event.wait(timeout):
             raise SilenceTimeout(f"{self._hop.name}: no exit status within {timeout:g} s", serving=_UNKNOWN_STATE)
         status = self._channel.exit_status
@@ -358,6 +398,11 @@ class Channel:
             serving=_UNKNOWN_STATE,
             next_step="attach to the run, or start the same task again: it picks up what the node did",
         )
+
+    def _await_agreement(self) -> None:
+        if not self._is_agreed:
+            self._hop.await_agreement(self._channel)
+            self._is_agreed = True
 
     def _drain_stderr(self) -> None:
         while True:
@@ -563,7 +608,7 @@ class _Hop:
             raise
 
     def execute(self, command: str) -> paramiko.Channel:
-        """A channel on which the node has agreed to run ``command``."""
+        """A channel on which the node was asked to run ``command``; `await_agreement` tells what it said to that."""
         try:
             channel = self.transport.open_session(timeout=CHANNEL_TIMEOUT)
         except ChannelException as error:
@@ -580,37 +625,38 @@ class _Hop:
                 serving=_UNTOUCHED,
                 next_step="try again",
             ) from error
-        expired = threading.Event()
-
-        def give_up() -> None:
-            expired.set()
-            channel.close()
-
-        # paramiko waits for this answer without any limit, and a stopped sshd never gives it.
-        timer = threading.Timer(CHANNEL_TIMEOUT, give_up)
-        timer.daemon = True
-        timer.start()
+        # paramiko's exec_command would wait a round trip for the node's word; what we write next may travel meanwhile
+        channel._wait_for_event = lambda: None  # type: ignore[attr-defined]
         try:
             channel.exec_command(command)
         except (SSHException, EOFError, OSError) as error:
-            channel.close()
-            if self.transport.is_active() and not expired.is_set():
-                raise NodeRefused(
-                    f"{self.name}: {self.label} lets us in but runs no commands",
-                    why="the sshd refused the exec request",
-                    serving=_UNTOUCHED,
-                    next_step="look for ForceCommand, a restricted key or a no-login shell on the node",
-                ) from error
-            why = f"no answer within {CHANNEL_TIMEOUT:g} s" if expired.is_set() else self.last_words or str(error)
-            raise ContactLost(
-                f"{self.name}: {self.label} did not say whether it started the command",
-                why=why,
-                serving=_UNKNOWN_STATE,
-                next_step="try again; the same task picks up what the node did",
-            ) from error
-        finally:
-            timer.cancel()
+            raise self._unanswered(self.last_words or str(error)) from error
         return channel
+
+    def await_agreement(self, channel: paramiko.Channel) -> None:
+        """Wait for the node's word that it runs the command. Raises NodeRefused, or ContactLost for no word at all."""
+        # paramiko would wait without any limit, and a stopped sshd never gives this answer
+        if not channel.event.wait(CHANNEL_TIMEOUT):
+            channel.close()
+            raise self._unanswered(f"no answer within {CHANNEL_TIMEOUT:g} s")
+        if channel.event_ready:
+            return
+        if not self.transport.is_active():
+            raise self._unanswered(self.last_words or "the wire was cut, or the sshd was ended")
+        raise NodeRefused(
+            f"{self.name}: {self.label} lets us in but runs no commands",
+            why="the sshd refused the exec request",
+            serving=_UNTOUCHED,
+            next_step="look for ForceCommand, a restricted key or a no-login shell on the node",
+        )
+
+    def _unanswered(self, why: str) -> ContactLost:
+        return ContactLost(
+            f"{self.name}: {self.label} did not say whether it started the command",
+            why=why,
+            serving=_UNKNOWN_STATE,
+            next_step="try again; the same task picks up what the node did",
+        )
 
     def close(self) -> None:
         """End this login, also a half-made one."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable
@@ -641,12 +642,37 @@ def test_wrap_survives_quotes_on_its_way_through_the_login_shell(desk: Desk, nod
 
 
 def test_refused_commands_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_channel: object, _command: str) -> None:
-        raise ssh.SSHException("Channel closed.")
-
-    monkeypatch.setattr("paramiko.Channel.exec_command", closed)
+    ask_for = paramiko.Channel.invoke_subsystem
+    monkeypatch.setattr("paramiko.Channel.exec_command", lambda channel, _: ask_for(channel, "there-is-none"))
+    for ask in (lambda channel: channel.read(), lambda channel: channel.wait(9), lambda channel: channel.exit_status):
+        with node.stream("true") as channel:
+            channel.write(b"input of the command\n" * 10)
+            with pytest.raises(NodeRefused, match="runs no commands"):
+                ask(channel)
     with pytest.raises(NodeRefused, match="runs no commands"):
-        node.stream("true")
+        node.run("true", stdin=b"input")
+    monkeypatch.undo()
+    assert node.run("echo still here").stdout == b"still here\n"
+
+
+def test_a_login_in_the_background_is_waited_for_and_tells_its_trouble(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec
+) -> None:
+    with contextlib.closing(desk.node(spec)) as node:
+        node.begin()
+        with pytest.raises(HostKeyUnknown):
+            node.run("true")
+    desk.known_hosts.write_text(sshd.known_line())
+    with contextlib.closing(desk.node(spec)) as node:
+        node.begin()
+        assert node.run("echo hello").stdout == b"hello\n"
+    node.begin()
+    node.close()  # Ctrl-C in the middle of it
+    deadline = time.monotonic() + 10
+    while any(thread.name == "login to gpu1" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not node.is_alive
 
 
 # -- what the tests need
