@@ -109,14 +109,16 @@ def _is(address: str, wanted: object) -> bool:
 class Answer:
     """What one round of questions gave: ``ok``, or ``trouble``.
 
-    After ``is_wrong_model`` and ``is_refused`` (it does not take our API key) waiting is no use; ``model_proven`` says
-    that the model is the right one, whatever else it answered. The times are monotonic seconds.
+    Waiting is no use after ``is_wrong_model``, ``is_refused`` (it does not take our API key) and ``is_other_tls`` (it
+    does not talk as the inventory says). ``model_proven``: the model is the right one, whatever else it answered. The
+    times are monotonic seconds.
     """
 
     ok: bool
     trouble: str = ""
     is_wrong_model: bool = False
     is_refused: bool = False
+    is_other_tls: bool = False
     model_proven: bool = False
     asked_at: float = 0.0
     at: float = 0.0
@@ -139,7 +141,10 @@ def ask(
             knows_model = True
         generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key, tls=plan.tls)
     except http.HttpFailed as failed:
-        return Answer(False, failed.reason, model_proven=knows_model)
+        if plan.tls == "none" and failed.kind in (http.CUT, http.NOT_HTTP) and http.talks_tls(host, plan.port, 2.0):
+            return Answer(False, f"{failed.reason}: it talks HTTPS", is_other_tls=True)
+        is_other_tls = failed.kind in (http.NOT_TRUSTED, http.NOT_TLS)
+        return Answer(False, failed.reason, is_other_tls=is_other_tls, model_proven=knows_model)
     if not generation.ok:
         return Answer(False, generation.error, is_refused=generation.status == 401, model_proven=knows_model)
     if by_reply:

@@ -44,7 +44,7 @@ from lamplighter.node.probe import (
 #: Between two rounds: while something happens (the log has just grown, the port is ours), and else.
 POLL_SECONDS, QUIET_POLL_SECONDS = 0.05, 0.1
 #: For so long after a line of the log something is going to happen: servers write when they open their port.
-EVENTFUL_SECONDS = 2.0
+EVENTFUL_SECONDS = 0.5
 #: How often another file is looked for in the place of the log.
 MOVED_SECONDS = 0.5
 #: How often the processes are listed, in the first minute of a start and later.
@@ -72,6 +72,7 @@ HINTS = {
     "worker_died": "see who ended it (dmesg -T on the node); give it more memory, or load less: servers.{server}.args",
     "wrong_model": "let servers.{server}.model and servers.{server}.served_name name what it serves",
     "api_key": "give the server and us the same key: servers.{server}.args, or a secret in servers.{server}.secrets",
+    "tls": "let servers.{server}.tls say how it is to be asked: none (HTTP), verify or self-signed (HTTPS)",
     "engine_hung": "a rank hangs: look with py-spy what it does; try NCCL_P2P_DISABLE: 1 under servers.{server}.env",
 }
 
@@ -314,6 +315,9 @@ class _Watch:
         if answer.is_refused:
             message = f"the server does not take our API key: {answer.trouble}"
             return self._not_ready(False, message, "api_key", answer.trouble)
+        if answer.is_other_tls:
+            message = f"the server cannot be asked with tls {self.plan.tls}: {answer.trouble}"
+            return self._not_ready(False, message, "tls", answer.trouble)
         if not answer.ok or self._vetoes:
             return None
         self._look_at_port(now, anew=True)
@@ -401,7 +405,7 @@ class _Watch:
         found = self.watched.diagnosis(exited=crashed)
         if found.cause is None and self.log.skipped:
             found = self._read_again(crashed) or found
-        if found.cause is None or cause in ("port_in_use", "wrong_model", "api_key"):
+        if found.cause is None or cause in ("port_in_use", "wrong_model", "api_key", "tls"):
             own = found.cause != cause
             found = dataclasses.replace(
                 found,

@@ -65,6 +65,7 @@ class ServerUnderCheck:
     env: Mapping[str, str]
     python: str
     ask_facts: Callable[[], Facts]
+    tls: str = "none"
 
     @property
     def directory(self) -> str:
@@ -466,4 +467,5 @@ def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts
         env={name: entry.value for name, entry in server.env.items()},
         python=session.host.connection.python,
         ask_facts=ask_facts,
+        tls=server.tls,
     )

@@ -90,6 +90,16 @@ def test_what_does_not_listen_is_no_listener(sockets: ExitStack) -> None:
     assert len(ports.listeners(port)) == 1
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", pytest.param("::1", marks=needs_ipv6)])
+def test_the_kernel_tells_what_proc_tells(sockets: ExitStack, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    port = listening(sockets, host)
+    asked = ports.listeners(port)
+    monkeypatch.setattr(ports, "_NETLINK_SOCK_DIAG", 4711)  # as in a sandbox that has none
+    assert ports.listeners(port) == asked
+    assert ports.listening_inodes(port) == {each.inode for each in asked}
+    assert len(asked) == 1
+
+
 CHILD = "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); print('up', flush=True); sys.stdin.read()"
 
 

@@ -262,6 +262,34 @@ def test_a_group_is_found_after_its_parents_have_gone(start) -> None:
         kill_and_wait(orphan)
 
 
+def test_a_session_is_followed_without_reading_everybody_again(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "print(os.getpid(), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    inner = subprocess.Popen(['sleep', '60'])\n"
+        "    print(inner.pid, flush=True)"
+    )
+    child = start(code, start_new_session=True, stdin=subprocess.PIPE)
+    leader = int(child.first_line)
+    scan = processes.SessionScan(leader)
+    assert scan.look() == (leader,)
+    read: list[int] = []
+    stat = processes._stat
+    monkeypatch.setattr(processes, "_stat", lambda pid: (read.append(pid), stat(pid))[1])
+    child.stdin.write("\n")
+    child.stdin.flush()
+    born = int(child.stdout.readline())
+    assert scan.look() == tuple(sorted((leader, born)))
+    assert os.getpid() not in read, "who was no member is read again"
+    kill_and_wait(born)
+    assert scan.look() == (leader,)
+    monkeypatch.setattr(processes, "FULL_SCAN_SECONDS", 0.0)
+    assert scan.look() == (leader,)
+    assert os.getpid() in read
+    child.stdin.close()
+
+
 def made(pid: int, ppid: int, start: int) -> Process:
     return Process(Identity("boot", pid, start), ppid, pid, pid, "S", 0, "x", ("x",), "", None)
 

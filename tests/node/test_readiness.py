@@ -49,9 +49,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.reply(answers["generate"], {"choices": [{"text": "hi"}], "usage": {"completion_tokens": 1}})
 class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET
-def serve(port, host="127.0.0.1"):
+def serve(port, host="127.0.0.1", certificate=None):
     if ":" in host: Server.address_family = socket.AF_INET6
     server = Server((host, port), Handler)
+    if certificate:
+        import ssl
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); context.load_cert_chain(certificate)
+        Server.handle_error = lambda *_: None
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     say(f"serving {port}")
 def say(text): print(text, flush=True)
@@ -236,6 +241,51 @@ def test_a_stale_server_on_the_port_is_not_ours(start: Start, living: Living, tm
     assert not found.crashed
 
 
+def test_a_model_is_asked_for_once(start: Start) -> None:
+    start.do("asked = []; old = Handler.do_GET; Handler.do_GET = lambda self: (asked.append(1), old(self))")
+    start.do("answers['generate'] = 503")
+    start.watch()
+    start.do(f"serve({start.port})")
+    assert start.is_undecided(1.0)
+    start.do("say(f'asked {len(asked)} times')")
+    assert until(lambda: b"asked 1 times" in start.log.read_bytes())
+    start.do("answers['generate'] = 200")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_taken_only_when_told(start: Start, tmp_path: Path) -> None:
+    start.watch(tls="self-signed")
+    start.do(f"serve({start.port}, certificate={str(certificate(tmp_path))!r})")
+    assert isinstance(start.verdict(), Ready)
+
+
+@pytest.mark.parametrize(
+    ("told", "talks", "said"),
+    [
+        ("verify", True, "its certificate is not trusted"),
+        ("none", True, "it talks HTTPS"),
+        ("self-signed", False, "this is not TLS"),
+    ],
+)
+def test_how_it_talks_is_not_guessed(start: Start, tmp_path: Path, told: str, talks: bool, said: str) -> None:
+    start.watch(tls=told)
+    start.do(f"serve({start.port}, certificate={str(certificate(tmp_path)) if talks else None!r})")
+    found = start.failed("tls")
+    assert said in found.message
+    assert "servers.kimi.tls" in found.diagnosis.hint_for("kimi")
+
+
+def certificate(directory: Path) -> Path:
+    """A file with a key and its own signature, for 127.0.0.1."""
+    made = directory / "server.pem"
+    if not made.exists():
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(directory / "k"), "-out", str(made)]
+        subprocess.run(command, check=True, capture_output=True)
+        made.write_text(made.read_text() + (directory / "k").read_text())
+    return made
+
+
 # -- keys
 
 
@@ -281,6 +331,18 @@ def test_death_is_told_at_once_with_the_last_words(start: Start) -> None:
     assert found.crashed
     assert (found.diagnosis.rank, found.diagnosis.phase) == (3, "weights")
     assert start.at - died < 3.0  # one of them for the exit status, which nobody writes here
+
+
+def test_the_phase_is_that_of_its_death_whatever_its_orphans_write(start: Start) -> None:
+    start.say("loading stripes")
+    assert until(lambda: b"loading" in start.log.read_bytes())
+    start.watch()
+    orphan = "import time; [(print('rank 0: ready to gallop', flush=True), time.sleep(0.05)) for _ in range(60)]"
+    start.do(f"subprocess.Popen([sys.executable, '-c', {'import os; os.close(0); ' + orphan!r}])")
+    start.do("os._exit(9)")
+    found = start.failed("crashed")
+    assert found.diagnosis.phase == "weights"
+    assert any("gallop" in line for line in found.log_tail)
 
 
 def test_a_fatal_line_ends_the_watch_though_the_launcher_hangs_on(start: Start) -> None:

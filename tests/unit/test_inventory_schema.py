@@ -98,6 +98,7 @@ def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> N
         "on_confirm_failure": "keep",
         "allow": [],
         "nccl_proof": False,
+        "tls": "none",
         "checks": {},
     }
 

@@ -171,7 +171,7 @@ def test_plan_has_what_the_node_reads_and_no_secret(monkeypatch: pytest.MonkeyPa
     assert set(plan) == {
         "name", "engine", "engine_version", "model", "served_name", "host", "port", "gpus", "python", "argv", "env",
         "secrets", "sitecustomize", "launcher", "stale", "timeouts", "keep_releases", "gpus_unified", "allow",
-        "on_confirm_failure", "nccl_proof",
+        "on_confirm_failure", "nccl_proof", "tls",
     }  # fmt: skip
     assert plan["env"]["NCCL_P2P_LEVEL"] == {"value": "SYS", "mode": "force"}
     assert plan["secrets"] == ["HF_TOKEN"]
@@ -242,14 +242,14 @@ def test_an_argument_that_no_process_can_be_given_is_the_inventorys_fault() -> N
 
 def test_the_server_scope_goes_by_pythonpath() -> None:
     built = release(sitecustomize={"scope": "server"})
-    assert 'export PYTHONPATH="$here/pysite' in built.files["launch.sh"].text
+    assert 'export PYTHONPATH="$_here/pysite' in built.files["launch.sh"].text
     assert "LAMPLIGHTER_PYSITE" not in built.files["launch.sh"].text
 
 
 @pytest.mark.parametrize("scope", ["pth", "interpreter"])
 def test_the_other_scopes_name_the_file_and_leave_pythonpath_alone(scope: str) -> None:
     built = release(sitecustomize={"scope": scope})
-    assert 'export LAMPLIGHTER_PYSITE="$here/pysite"' in built.files["launch.sh"].text
+    assert 'export LAMPLIGHTER_PYSITE="$_here/pysite"' in built.files["launch.sh"].text
     assert "PYTHONPATH" not in built.files["launch.sh"].text
     assert "NCCL_PROTO" in built.files["pysite/sitecustomize.py"].text
 

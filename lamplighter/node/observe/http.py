@@ -32,13 +32,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 MAX_BODY = 4 << 20
 
 REFUSED, TIMED_OUT, CUT, TOO_LARGE, NOT_HTTP = "refused", "timed_out", "cut", "too_large", "not_http"
-NOT_TRUSTED = "not_trusted"
+NOT_TRUSTED, NOT_TLS = "not_trusted", "not_tls"
 
 
 class HttpFailed(Exception):
     """No complete answer. ``reason`` says it in words.
 
-    ``kind``: refused, timed_out, cut, too_large, not_http, not_trusted.
+    ``kind``: refused, timed_out, cut, too_large, not_http, not_trusted, not_tls.
     """
 
     def __init__(self, reason: str, kind: str) -> None:
@@ -107,9 +107,9 @@ def request(
         raise HttpFailed(f"{where}: connection refused", REFUSED) from error
     except ssl.SSLCertVerificationError as error:
         said = f"its certificate is not trusted: {error.verify_message}"
-        raise HttpFailed(f"{where}: {said} (tls: self-signed takes any)", NOT_TRUSTED) from error
+        raise HttpFailed(f"{where}: {said}", NOT_TRUSTED) from error
     except ssl.SSLError as error:
-        raise HttpFailed(f"{where}: this is not TLS: {error.reason or error}", NOT_HTTP) from error
+        raise HttpFailed(f"{where}: this is not TLS: {error.reason or error}", NOT_TLS) from error
     except (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionError) as error:
         raise HttpFailed(f"{where}: the server closed the connection before its answer was complete", CUT) from error
     except OSError as error:
@@ -118,6 +118,18 @@ def request(
         raise HttpFailed(f"{where}: this is not HTTP: {str(error)[:200]}", NOT_HTTP) from error
     finally:
         connection.close()
+
+
+def talks_tls(host: str, port: int, timeout: float) -> bool:
+    """Tell whether a TLS handshake succeeds there, whoever signed the certificate."""
+    connection = _Connection(host, port, time.monotonic() + timeout, "self-signed")
+    try:
+        connection.connect()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _read_body(response: http.client.HTTPResponse, limit: int) -> bytes:

@@ -8,10 +8,15 @@ import pytest
 
 from lamplighter.run.verify import ask_tool
 
-#: Asks the server on the node, without any proxy. Arguments: method, host, port, path, body.
+#: Asks the server on the node, without any proxy. Arguments: method, host, port, path, body, tls.
 ASK = """
-import http.client, sys
+import http.client, ssl, sys
 c = http.client.HTTPConnection(sys.argv[2], int(sys.argv[3]), timeout=50)
+if sys.argv[6] != "none":
+    trust = ssl.create_default_context()
+    if sys.argv[6] == "self-signed":
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    c = http.client.HTTPSConnection(sys.argv[2], int(sys.argv[3]), timeout=50, context=trust)
 try:
     c.request(sys.argv[1], sys.argv[4], sys.argv[5] or None, {"Content-Type": "application/json"})
     r = c.getresponse()
@@ -23,8 +28,8 @@ except OSError as error:
 
 def ask(host, server, method, path, body=""):
     probe = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - compared, not bound
-    words = (server.python, ASK, method, probe, str(server.port), path, body)
-    status, _, text = ask_tool(host, "%s -I -S -c %s %s %s %s %s %s", *words).partition(" ")
+    words = (server.python, ASK, method, probe, str(server.port), path, body, server.tls)
+    status, _, text = ask_tool(host, "%s -I -S -c %s %s %s %s %s %s %s", *words).partition(" ")
     if status in ("401", "403"):
         pytest.skip(f"{path} wants an API key (answer {status}), which checks are not told")
     return int(status or 0), text
