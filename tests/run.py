@@ -1,60 +1,101 @@
-"""All tests, as two pytest sessions side by side: most of them wait for nodes and servers most of the time.
+"""All tests, as pytest sessions side by side: most of them wait for nodes and servers most of the time.
 
-The first session's output comes live, the second's when both are over; then the counts of both together, for each kind
-of test, and one closing line. `python -m tests.run`; arguments go to pytest in one plain session.
+Each session's progress comes line by line as it is made, its closing part in one piece when it is over; then the counts
+of all together, for each kind of test, and one closing line. `python -m tests.run`; arguments go to pytest in one plain
+session. TERM and Ctrl-C reach every session, and each tears down what it has made.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 PROJECT = Path(__file__).resolve().parent.parent
-HALVES = (("unit", "node", "lab"), ("ssh", "systemd", "faults", "engines"))
+#: Directories below tests/, a session each; the longest first.
+SESSIONS = (("faults",), ("lab",), ("unit", "node"), ("ssh", "systemd"), ("engines",))
+AT_ONCE = 3
 COUNTS = re.compile(
     r"^(?:(?P<kind>[a-z]+) +)?(?P<passed>\d+) passed, (?P<failed>\d+) failed, (?P<skipped>\d+) skipped$"
 )
 
 
 def main(words: list[str]) -> int:
-    """Run the tests; the exit status is the worse one of the two sessions."""
+    """Run the tests; the exit status is the worst of the sessions'."""
     pytest = [sys.executable, "-m", "pytest"]
     if words:
         return subprocess.run([*pytest, *words], cwd=PROJECT, check=False).returncode
-    live, later = ([*pytest, *(f"tests/{kind}" for kind in half)] for half in HALVES)
-    with tempfile.TemporaryFile("w+") as first, tempfile.TemporaryFile("w+") as second:
-        with subprocess.Popen(later, cwd=PROJECT, stdout=second, stderr=subprocess.STDOUT) as beside:
-            status = follow(live, first)
-        for output in (first, second):
-            output.seek(0)
-        said = second.read()
-        print(said, end="", flush=True)
-        counts = together(first.read() + said)
-    print("== both sessions together")
-    for kind, count in counts.items():
+    everything = Everything([[*pytest, *(f"tests/{each}" for each in session)] for session in SESSIONS])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, everything.end)
+    status = everything.run(AT_ONCE)
+    print("== all sessions together")
+    for kind, count in together(everything.said).items():
         print(f"{kind:10} {sentence(count)}" if kind else sentence(count))
-    return status or beside.returncode
+    return status
 
 
-def follow(command: list[str], kept: object) -> int:
-    """Run a session, show what it says as it says it, and keep that too."""
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as session:
-        assert session.stdout is not None
-        while piece := session.stdout.read(1):
-            sys.stdout.write(piece)
+class Everything:
+    """The sessions, and all lines that they have said."""
+
+    def __init__(self, commands: list[list[str]]) -> None:
+        self.said: list[str] = []
+        self._commands = commands
+        self._running: list[subprocess.Popen[str]] = []
+        self._printing = threading.Lock()
+        self._is_over = False
+
+    def run(self, at_once: int) -> int:
+        with ThreadPoolExecutor(at_once) as pool:
+            return max(abs(status) for status in pool.map(self._session, self._commands))
+
+    def end(self, number: int, _frame: FrameType | None) -> None:
+        """Begin no further session, and have those that run tear down; Ctrl-C has reached them by itself."""
+        self._is_over = True
+        for session in self._running:
+            if number != signal.SIGINT:
+                session.send_signal(number)
+
+    def _session(self, command: list[str]) -> int:
+        if self._is_over:
+            return int(signal.SIGINT)
+        with subprocess.Popen(
+            command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as session:
+            self._running.append(session)
+            assert session.stdout is not None
+            head = True
+            closing: list[str] = []
+            for line in session.stdout:
+                is_ruler = line.startswith(("=", "!", "_"))
+                if closing or (is_ruler and not head):
+                    closing.append(line)
+                else:
+                    head = head and not line.startswith("tests/")
+                    self._print([line])
+            self._print(closing)
+        self._running.remove(session)
+        return session.returncode
+
+    def _print(self, lines: Iterable[str]) -> None:
+        with self._printing:
+            for line in lines:
+                sys.stdout.write(line)
+                self.said.append(line.rstrip("\n"))
             sys.stdout.flush()
-            kept.write(piece)  # type: ignore[attr-defined]
-    return session.returncode
 
 
-def together(text: str) -> dict[str, Counter[str]]:
+def together(lines: Iterable[str]) -> dict[str, Counter[str]]:
     """Add the sessions' closing counts up by kind; the sum of all is last, under an empty name."""
     counts: dict[str, Counter[str]] = {}
-    for match in filter(None, map(COUNTS.match, text.splitlines())):
+    for match in filter(None, map(COUNTS.match, lines)):
         kind = match["kind"] or ""
         counts.setdefault(kind, Counter()).update({word: int(match[word]) for word in ("passed", "failed", "skipped")})
     if "" in counts:
