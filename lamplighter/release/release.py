@@ -33,13 +33,16 @@ PLAN_KEYS = (
 )  # fmt: skip
 
 #: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
-TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure")
+TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure", "tls")
 
 #: What makes NCCL name the variables that it reads, for ``nccl_proof``; the inventory's own values win.
 NCCL_TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 
 #: Set by the launch script itself, from what it finds on the node; a sitecustomize that set it would cut itself off.
 COMPOSED = ("PYTHONPATH",)
+
+#: MAX_ARG_STRLEN of the kernel: ``NAME=value`` and the NUL behind it.
+LONGEST_VARIABLE = 131072
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_DIGEST = "0" * 12
@@ -78,7 +81,12 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path) -> 
     plan = server_plan(host, server, engine)
     templates = Templates(project, [engine.name, *engine.compiled.get("ancestors", ())])
     what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
-    digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
+    try:
+        digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
+    except InventoryError as error:
+        if error.what.startswith("servers."):
+            error.origin = error.origin or host.origin(error.what.partition(":")[0])
+        raise
     files = _render(plan, digest, templates)
     content = {
         "digest": digest,
@@ -134,12 +142,26 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
 
 
 def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    for name in plan["env"]:
+    setting = f"servers.{plan['name']}.env"
+    for name, entry in plan["env"].items():
         if not _NAME.fullmatch(name):  # it stands unquoted in the launch script
             raise InventoryError(
-                f"server {plan['name']}: {name!r} cannot be the name of a variable",
+                f"{setting}.{name}: cannot be the name of a variable",
                 why="names are letters, digits and underscores, and begin with no digit",
-                next_step=f"rename or remove it under servers.{plan['name']}.env",
+                next_step=f"rename or remove it under {setting}",
+            )
+        size = len(name) + 2 + len(entry["value"].encode("utf-8", "surrogateescape"))
+        if size > LONGEST_VARIABLE:
+            raise InventoryError(
+                f"{setting}.{name}: no process can be given a variable of {size} bytes",
+                why=f"Linux passes at most {LONGEST_VARIABLE}, name and value together",
+                next_step="put the content into a file on the node and its path into the variable",
+            )
+        if name == "CUDA_VISIBLE_DEVICES" and plan["gpus"] != "all" and (plan["gpus"] or entry["value"]):
+            raise InventoryError(
+                f"{setting}.{name}: would be lost, or make the server use other GPUs than are locked and freed for it",
+                why="the node sets this variable, from gpus",
+                next_step=f"name the GPUs under servers.{plan['name']}.gpus alone",
             )
     return [
         {"name": name, "value": entry["value"], "mode": entry["mode"], "managed": name not in COMPOSED}
