@@ -115,6 +115,8 @@ root = choose_root(request.get("root"))
 make_private(root)
 home = os.path.join(root, "bin", request["runner"])
 make_private(os.path.dirname(home))
+if os.path.isdir(home):
+    os.utime(home)  # in use: those that nobody has used for long are removed
 if digest_of(home) == request["runner"]:
     say("have")
 else:

@@ -179,6 +179,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
 
 def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     """Stop the failed server, wait for FREED, start the old one and wait for its answer."""
+    run.ready_seconds = run.new_answered_at = None  # of the failed one, if it came so far
     swap.stop_old(run)
     if swap.give_back(run):
         return None

@@ -19,6 +19,7 @@ from lamplighter.node import events, journal
 from lamplighter.node.act import systemd
 from lamplighter.node.layout import RunDirectory, read_json
 from lamplighter.node.observe import processes
+from lamplighter.node.worker import is_at_work
 
 POLL_SECONDS = 0.05
 
@@ -98,15 +99,18 @@ def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[
     also ends when sshd or the wire dies.
     """
     reader = journal.Reader(run.journal)
-    handle = _worker_of(run, worker)
+    handle: Optional[processes.Handle] = None
     waiting = select.poll()
     waiting.register(sys.stdout.fileno(), select.POLLERR)
-    if handle is not None:
-        waiting.register(handle.fileno(), select.POLLIN)
     last_sent = time.monotonic()
     while True:
         # asked before reading: what it wrote before it went is then surely read
-        is_alive = handle is not None and not handle.exited()
+        is_beginning = handle is None and worker is None and is_at_work(run)
+        if handle is None:
+            handle = _worker_of(run, worker)
+            if handle is not None:
+                waiting.register(handle.fileno(), select.POLLIN)
+        is_alive = is_beginning if handle is None else not handle.exited()
         for event in reader.new():
             if event.get("seq", 0) > after:
                 send(event)

@@ -15,8 +15,7 @@ from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_
 from lamplighter.node.observe import drift, ownership, ports, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.stages import repair
-from lamplighter.node.worker import Run
+from lamplighter.node.worker import Run, is_at_work
 
 
 def _deploy(run: Run) -> None:
@@ -119,13 +118,13 @@ def _last_run(directory: RunDirectory) -> dict[str, Any]:
     if end is not None:
         known.update({"state": "ended", "outcome": end.get("outcome"), "stage": end.get("stage")})
     else:
-        known["state"] = "at work" if repair.is_at_work(directory) else "killed"
+        known["state"] = "at work" if is_at_work(directory) else "killed"
     return known
 
 
 def _unconfirmed(home: ServerHome, record: dict[str, Any]) -> tuple[str, str]:
     """Judge a server that was started and never confirmed: its run is at work, or was killed."""
-    if repair.is_at_work(home.run(record["run"])):
+    if is_at_work(home.run(record["run"])):
         return "starting", "its process is alive and has not been ready yet"
     killed = f"run {record['run']} was killed before it had confirmed it; `./inv deploy` repairs that"
     if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
@@ -218,7 +217,7 @@ def _run_to_cancel(home: ServerHome, wanted: Optional[str]) -> Optional[RunDirec
     holder = lock.holder_of(home.lock) or {}
     run_id = wanted or holder.get("run")
     for directory in reversed(home.all_runs()):
-        if run_id in (None, directory.run_id) and repair.is_at_work(directory):
+        if run_id in (None, directory.run_id) and is_at_work(directory):
             return None if journal.has_ended(directory.journal) else directory
     return None
 
@@ -395,7 +394,7 @@ def attach(request: dict[str, Any], root: str) -> None:
     home = server_home(root, request["servers"][0])
     wanted = request.get("to")
     runs = [run for run in home.all_runs() if not wanted or run.run_id == wanted]
-    runs = [run for run in runs if os.path.exists(run.journal)]
+    runs = [run for run in runs if os.path.exists(run.journal) or is_at_work(run)]
     at_work = (lock.holder_of(home.lock) or {}).get("run")  # not a newer one that was refused because of it
     runs = [run for run in runs if run.run_id == at_work] or runs
     if not runs:

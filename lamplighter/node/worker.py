@@ -21,6 +21,8 @@ from lamplighter.node.plan import Plan
 #: Files that hold room for the records which make a run recoverable: for the start, the commit and the rollback.
 RESERVES = 6
 RESERVE_BYTES = 32768
+#: A run directory without a worker's record belongs, for so long, to a run that is just beginning.
+BEGIN_SECONDS = 60.0
 #: Below this much free space a reserve is given back.
 SCARCE_BYTES = 1 << 20
 
@@ -200,6 +202,17 @@ class Run:
                 serving=serving,
             )
         )
+
+
+def is_at_work(directory: RunDirectory) -> bool:
+    """Tell whether the worker of a run lives, or may be just about to begin."""
+    record = read_json(directory.worker)
+    if record is not None:
+        return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+    try:
+        return time.time() - os.stat(directory.path).st_mtime < BEGIN_SECONDS
+    except OSError:
+        return False
 
 
 def holder(request: dict[str, Any], run_id: str) -> dict[str, Any]:

@@ -169,18 +169,33 @@ def test_current_that_points_to_nothing_is_mended(box: Box) -> None:
     assert not (box.state / "releases" / "0123456789ab").exists()
 
 
-def test_old_runs_are_pruned_but_for_those_that_something_refers_to(box: Box) -> None:
+def test_old_runs_and_runners_are_pruned_but_for_those_in_use(box: Box) -> None:
     box.deploy()
+    shelf = box.state.parents[1] / "bin"
+    (supervisors,) = {path.name for path in shelf.iterdir() if path.is_dir()}
+    for name in ("a" * 64, "b" * 64, "c" * 64, "notes"):
+        (shelf / name).mkdir()
+        (shelf / name / "x.py").touch()
+    for name in ("a" * 64, "c" * 64, "notes", supervisors):
+        os.utime(shelf / name, (0, 0))
     kept = json.loads((box.state / "server.json").read_text())["run"]
     for number in range(25):
         old = box.state / "runs" / f"20200101T0000{number:02d}Z-abcdef"
         old.mkdir()
         (old / "events.jsonl").write_text('{"event":"run","seq":1}\n{"event":"end","seq":2,"outcome":"failed"}\n')
         (old / "worker.json").write_text('{"boot_id": "x", "pid": 1, "start": 1}')
-    box.deploy()
+    with subprocess.Popen(["/bin/sh", "-c", "read x", "supervise", shelf / ("c" * 64)], stdin=subprocess.PIPE):
+        box.deploy()
     left = sorted(path.name for path in (box.state / "runs").iterdir())
     assert len(left) == 20
     assert kept in left
+    assert {path.name for path in shelf.iterdir() if path.is_dir()} == {
+        supervisors,
+        "b" * 64,
+        "c" * 64,
+        "notes",
+    }
+    assert (shelf / supervisors).stat().st_mtime > 0  # each session dates what it uses
 
 
 @pytest.mark.parametrize(("wish", "code"), [("keep", Exit.DEGRADED), ("rollback", Exit.ROLLED_BACK)])

@@ -8,9 +8,13 @@ import os
 import re
 import signal
 import stat
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lab import control
 from lamplighter.node.act import lock
@@ -71,6 +75,32 @@ def test_a_neighbour_on_another_gpu_is_nobodys_business(box: Box) -> None:
         assert done.code == Exit.OK, done
         assert box.deploy().code == Exit.OK
         assert neighbour.poll() is None
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    """Shared memory that a dead worker has left."""
+    path = Path(tempfile.mktemp(prefix="psm_", dir="/dev/shm"))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_what_a_dead_server_left_is_removed(box: Box, segment: Path) -> None:
+    """Also where it died by itself; what a living process uses stays."""
+    leave(segment)
+    done = box.deploy()
+    assert done.code == Exit.OK, done
+    assert not segment.exists()
+    leave(segment)
+    with segment.open("rb"):
+        assert box.run("stop", "--json").code == Exit.OK
+        assert segment.exists()
+    assert box.run("stop", "--json").code == Exit.OK
+    assert not segment.exists()
+
+
+def leave(segment: Path) -> None:
+    segment.touch(mode=0o600)
 
 
 # ------------------------------------------------------------------------------------------------------- not free

@@ -287,3 +287,15 @@ def test_a_launch_of_which_nothing_is_left_claims_nothing_any_more(tmp_path: Pat
     assert len(preflight.recorded_launches(home, {})) == 1
     Path(launch.exit).write_text(json.dumps({"code": 0, "signal": None, "t": 0, "all_gone": True}))
     assert preflight.recorded_launches(home, {}) == []
+
+
+def test_a_launch_that_was_a_unit_claims_by_its_cgroup_alone(tmp_path: Path) -> None:
+    """Nobody writes down when the last process of a unit is gone: its numbers may be anybody's."""
+    home = ServerHome(str(tmp_path / "servers" / "demo"))
+    launch = home.run("20260101T000000Z-abcdef").launch("new")
+    os.makedirs(launch.directory)
+    me = process_of(os.getpid())
+    record = {"boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start, "cgroup": me.cgroup}
+    for unit, launches in ({}, 1), ({"unit": "lamplighter-demo.service", "manager_uid": None}, 0):
+        Path(launch.process).write_text(json.dumps({**record, **unit}))
+        assert len(preflight.recorded_launches(home, {me.pid: me})) == launches

@@ -355,6 +355,36 @@ def test_a_recycled_pid_is_nobodys(zoo: Zoo, living: Living) -> None:
     assert len(zoo.claims()) == 3  # the supervisor itself is not among them
 
 
+def left_by_a_login(living: Living, **options: Any) -> Process:
+    """A program whose shell has ended: its session has the number of a process that is gone."""
+    code = "import os, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    pid = int(living.output(["/usr/bin/python3", "-I", "-S", "-c", code], start_new_session=True, **options))
+    found = living.keep(pid)
+    assert until(lambda: found.sid not in processes.processes())
+    return found
+
+
+def test_a_session_without_its_leader_is_ours_only_in_our_place(zoo: Zoo, living: Living) -> None:
+    """The main process and the supervisor were killed: workers are left, or the number is that of a later login."""
+    left = left_by_a_login(living)
+    gone = Identity(left.identity.boot_id, left.sid, left.start)
+    elsewhere = f"0::/system.slice/lamplighter-kimi-new.scope\n{left.cgroup}"
+    supervisor = other_start(process_of(os.getpid()).identity)
+    for cgroup, expected in ((left.cgroup, {left.pid: OURS}), (None, {left.pid: OURS}), (elsewhere, {})):
+        zoo.recorded = [Recorded(gone, supervisor, cgroup)]
+        assert zoo.claims() == expected
+    # A living supervisor has them all below it, so that this one is not of its launch.
+    zoo.recorded = [Recorded(gone, living.titled("supervisor").identity, left.cgroup)]
+    assert zoo.claims() == {}
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can be two users")
+def test_another_users_session_without_its_leader_is_not_ours(zoo: Zoo, living: Living) -> None:
+    left = left_by_a_login(living, user=NOBODY, cwd="/")
+    zoo.recorded = [Recorded(Identity(left.identity.boot_id, left.sid, left.start), None)]
+    assert zoo.claims() == {}
+
+
 def test_a_record_of_another_boot_is_nobodys(zoo: Zoo) -> None:
     zoo.lamplighters()
     assert len(zoo.claims()) == 3

@@ -202,7 +202,21 @@ def test_a_recycled_pid_is_not_the_worker(
     assert [event.get("worker_gone") for event in start().rest()] == [True]
 
 
-def test_a_run_that_left_nothing(start: Callable[..., Relayed]) -> None:
+def test_a_run_that_is_just_beginning_is_waited_for(
+    start: Callable[..., Relayed], living: Living, run: RunDirectory
+) -> None:
+    """Its directory is there, its worker has not written down yet who it is."""
+    relayed = start(beat=0.05)
+    assert relayed.next() == {"event": "beat"}
+    worker = Worker(living, run)
+    first = worker.progress()
+    assert next(event for event in iter(relayed.next, None) if event != {"event": "beat"}) == first
+    worker.kill()
+    assert relayed.rest()[-1] == {"event": "bye", "worker_gone": True, "errors": ""}
+
+
+def test_a_run_that_left_nothing(start: Callable[..., Relayed], run: RunDirectory) -> None:
+    os.utime(run.path, (0, 0))
     assert start().rest() == [{"event": "bye", "worker_gone": True, "errors": ""}]
 
 

@@ -89,13 +89,14 @@ def read_launched(launch: LaunchFiles) -> Optional[Launched]:
         return None
     return Launched(
         processes.Identity(record["boot_id"], record["pid"], record["start"]),
-        _supervisor(record),
+        supervisor_in(record),
         unit_in(record),
         launch,
     )
 
 
-def _supervisor(record: dict[str, Any]) -> Optional[processes.Identity]:
+def supervisor_in(record: dict[str, Any]) -> Optional[processes.Identity]:
+    """Return the supervisor that a record (process.json, server.json) speaks of, None for a unit."""
     if record.get("supervisor_pid") is None:
         return None
     return processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from typing import Any, Callable, Mapping, Optional
 
-from lamplighter.node.act import detached, systemd
+from lamplighter.node.act import detached, files, systemd
 from lamplighter.node.act.detached import launch_detached
 from lamplighter.node.act.launched import (
     ExitStatus,
@@ -20,6 +20,7 @@ from lamplighter.node.act.launched import (
     bare_environment,
     read_exit,
     read_launched,
+    supervisor_in,
     unit_in,
 )
 from lamplighter.node.layout import ServerHome, read_json
@@ -44,6 +45,8 @@ __all__ = [
     "launch_detached",
     "let_go",
     "members",
+    "members_of",
+    "note_ready",
     "present",
     "read_exit",
     "read_launched",
@@ -153,7 +156,7 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
     plan = read_json(home.release(committed["release"]).plan) if committed is not None else None
     if committed is None or plan is None:
         return record
-    server, files = plan["server"], home.run(committed["run"]).launch(committed["attempt"])
+    server, left = plan["server"], home.run(committed["run"]).launch(committed["attempt"])
     return {
         **record,
         "unit": committed["unit"],
@@ -161,13 +164,18 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
         "release": committed["release"],
         "run": committed["run"],
         "attempt": committed["attempt"],
-        "log": files.log,
-        "records": os.path.join(files.directory, "envproof"),
+        "log": left.log,
+        "records": os.path.join(left.directory, "envproof"),
         "host": server["host"],
         "port": server["port"],
         "model": server["served_name"],
         "ready": True,
     }
+
+
+def note_ready(home: ServerHome, since: Optional[float]) -> None:
+    """Write into ``server.json`` that the server which was launched last has answered. Raises OSError."""
+    files.write_json(home.record, {**(read_json(home.record) or {}), "ready": True, "since": since})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +212,12 @@ def present(record: Mapping[str, Any]) -> Present:
     else:
         note = f"somebody started {unit.name} by hand"
     return Present(state.main, state.restarts, note, is_other=True)
+
+
+def members_of(record: Mapping[str, Any], main: processes.Identity) -> list[Process]:
+    """Return the processes of the server that ``server.json`` stands for; ``main`` as ``present`` has it."""
+    launched = Launched(main, supervisor_in(dict(record)), unit_in(dict(record)))
+    return members(launched, processes.processes())
 
 
 def _times(count: int) -> str:

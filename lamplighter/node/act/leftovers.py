@@ -1,8 +1,8 @@
 """What a stopped server leaves behind that its end does not take away: shared memory, socket files, busy ports.
 
-``observe`` is called before the stop and ``remove`` after it. Removed is only what is this user's, older than the end of
-the last process, and in no living process's memory or open files; where that cannot be seen of every process, only what
-no other user may open. Everything is said, nothing is guessed.
+``observe`` is called before the stop and ``remove`` after it. Removed is only what is this user's, older than the end
+of the last process, and in no living process's memory or open files; where that cannot be seen of every process, only
+what no other user may open. Everything is said, nothing is guessed.
 
 facts: SIGKILL of one process lets multiprocessing's resource tracker remove its segments, SIGKILL of the group leaves
 them in /dev/shm; after SIGKILL and a start on the same port a server can look healthy and then hang, so the ports that

@@ -10,7 +10,7 @@ import time
 from typing import Any, Optional
 
 from lamplighter.node import preflight, standing
-from lamplighter.node.act import files
+from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
 from lamplighter.node.plan import Plan
@@ -141,8 +141,7 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
     """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record."""
     swap.settle(run)
     files.point(run.home.current, os.path.join("releases", release.digest))
-    record = read_json(run.home.record) or {}
-    files.write_json(run.home.record, {**record, "ready": True, "since": run.new_answered_at})
+    launcher.note_ready(run.home, run.new_answered_at)
     standing.write_down(run)
 
 

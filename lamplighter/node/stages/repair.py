@@ -15,37 +15,28 @@ import time
 from typing import Callable, Optional
 
 from lamplighter.node import events, journal, preflight
-from lamplighter.node.act import files
+from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory, ServerHome, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.stages import releases
-from lamplighter.node.worker import RESERVES, Run
+from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: Runs whose journals and logs are kept, besides those that a live server or a release refers to.
 KEEP_RUNS = 20
-#: A run directory without a worker's record belongs, for so long, to a run that is just beginning.
-BEGIN_SECONDS = 60.0
+#: Our own program in versions that nobody has used for so long is removed.
+KEEP_RUNNER_SECONDS = 7 * 86400.0
 
+_RUNNER = re.compile(r"[0-9a-f]{64}")
 _WRITER = re.compile(r"\.(\d+)(\.old|\.gone)?$")
 
 
 def repair(run: Run) -> None:
     """Bring what earlier runs left into the state that a run that ended leaves."""
-    for step in (_end_abandoned_runs, _sweep, _mend_current, _mend_record, _drop_half_releases, _prune_runs):
+    steps = (_end_abandoned_runs, _sweep, _mend_current, _mend_record, _drop_half_releases, _prune_runs, _prune_runners)
+    for step in steps:
         with contextlib.suppress(OSError):
             step(run)
-
-
-def is_at_work(directory: RunDirectory) -> bool:
-    """Tell whether the worker of a run lives, or may be just about to begin."""
-    record = read_json(directory.worker)
-    if record is not None:
-        return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
-    try:
-        return time.time() - os.stat(directory.path).st_mtime < BEGIN_SECONDS
-    except OSError:
-        return False
 
 
 def _dead_runs(run: Run) -> list[RunDirectory]:
@@ -99,7 +90,6 @@ def _write_its_end(run: Run, dead: RunDirectory, told: list[events.Event]) -> No
 def _sweep(run: Run) -> None:
     """Remove temporary files: all of them below this server, and of the shared places those of dead writers."""
     home = run.home
-    root = os.path.dirname(os.path.dirname(home.path))
     for directory in (home.path, home.releases, home.runs):
         files.sweep_temporaries(directory)
     for release in home.all_releases():
@@ -107,7 +97,7 @@ def _sweep(run: Run) -> None:
             files.sweep_temporaries(base)
     for dead in _dead_runs(run):
         files.sweep_temporaries(dead.path, _writer_is_gone)  # a supervisor may be writing how its server ended
-    for shared in (root, os.path.join(root, "bin")):
+    for shared in (_root(home), os.path.join(_root(home), "bin")):
         files.sweep_temporaries(shared, _writer_is_gone)
 
 
@@ -132,12 +122,12 @@ def _mend_current(run: Run) -> None:
 
 def _mend_record(run: Run) -> None:
     """A server that was committed, and whose run was killed before it wrote so, is ready."""
-    record, current = read_json(run.home.record), run.home.current_release()
+    record, current = launcher.read_record(run.home), run.home.current_release()
     if record is None or record.get("ready") or current is None or record["release"] != current.digest:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
     if processes.is_alive(identity) and preflight.is_answering(record["host"], record["port"]):
-        files.write_json(run.home.record, {**record, "ready": True, "since": time.time()})
+        launcher.note_ready(run.home, time.time())
 
 
 def _drop_half_releases(run: Run) -> None:
@@ -157,9 +147,24 @@ def _prune_runs(run: Run) -> None:
             files.remove_tree(old.path)
 
 
+def _prune_runners(run: Run) -> None:
+    """Remove old versions of our own program. Every session that uses one dates it anew (see boot.py)."""
+    shelf = os.path.join(_root(run.home), "bin")
+    words = {word for process in processes.processes().values() for word in process.argv}  # of workers and supervisors
+    for name in os.listdir(shelf):
+        path = os.path.join(shelf, name)
+        is_old = time.time() - os.stat(path).st_mtime > KEEP_RUNNER_SECONDS
+        if _RUNNER.fullmatch(name) and is_old and path != run.runner and path not in words:
+            files.remove_tree(path)
+
+
+def _root(home: ServerHome) -> str:
+    return os.path.dirname(os.path.dirname(home.path))
+
+
 def _references(home: ServerHome) -> list[dict[str, object]]:
     verdicts = (read_json(release.verdict) for release in home.all_releases())
-    found = [read_json(home.record), read_json(home.unit), *verdicts]
+    found = [launcher.read_record(home), read_json(home.unit), *verdicts]
     return [record for record in found if record is not None]
 
 

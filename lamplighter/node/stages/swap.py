@@ -129,6 +129,7 @@ def give_back(run: Run) -> bool:
     """
     if run.stopped_ours or not run.stopped_restarters:
         return False
+    began = time.time()
     started = []
     for restarter in run.stopped_restarters:
         run.progress(f"starting {restarter.name} again")
@@ -142,6 +143,7 @@ def give_back(run: Run) -> bool:
     while started and time.monotonic() < deadline:
         if preflight.is_answering(run.plan.host, run.plan.port):
             run.new_answered_at = time.time()
+            run.ready_seconds = round(run.new_answered_at - began, 3)
             pids = [pid for listener in ports.listeners(run.plan.port) for pid in listener.pids]
             names = ", ".join(restarter.name for restarter in started)
             run.given_back = {
