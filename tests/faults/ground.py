@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.driver import Done, Driver, eventually
-from tests.faults.state import trouble_on_disk
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import PROJECT, Node, NodePark
 
@@ -22,11 +21,13 @@ PORT = 18000
 ROOT = "/var/lib/lamplighter"
 HOME = f"{ROOT}/servers/demo"
 #: The interpreter of the node side: Python itself, except that a worker is put on strings while there is an order.
-PYTHON = "/opt/held/python3"
-ORDER, HELD = "/opt/held/order", "/opt/held/held"
+HELD_DIRECTORY = "/opt/held"
+PYTHON = f"{HELD_DIRECTORY}/python3"
+ORDER, HELD = f"{HELD_DIRECTORY}/order", f"{HELD_DIRECTORY}/held"
+PUPPET = HERE / "puppet.py"
 WRAPPER = f"""#!/bin/bash
 if [ "$4" = worker ] && [ -e {ORDER} ]; then
-    exec -a "$0" /usr/bin/python3 -I -S {shlex.quote(str(HERE / "puppet.py"))} {ORDER} "$3" "$4"
+    exec -a "$0" /usr/bin/python3 -I -S {shlex.quote(str(PUPPET))} {ORDER} "$3" "$4"
 fi
 exec -a "$0" /usr/bin/python3 "$@"
 """
@@ -132,10 +133,7 @@ class Ground:
 
     def answer(self) -> str:
         """Ask for a token; the age of the release that gave it, or `none`."""
-        told = self.node.sh(ASK).splitlines()
-        if len(told) < 2 or "text" not in told[0]:
-            return "none"
-        return str(json.loads(told[1])["processes"][0]["environ"]["AGE"])
+        return served_age(self.node)
 
     def inject(self, **states: Any) -> None:
         """Put nvidia-smi into an odd state (lab/control.py); none: back to normal."""
@@ -164,4 +162,9 @@ class Ground:
         )
 
 
-__all__ = ["Ground", "trouble_on_disk"]
+def served_age(node: Node) -> str:
+    """Ask the server on ``node`` for a token; the age of the release that gave it, or `none`."""
+    told = node.sh(ASK).splitlines()
+    if len(told) < 2 or "text" not in told[0]:
+        return "none"
+    return str(json.loads(told[1])["processes"][0]["environ"]["AGE"])

@@ -12,18 +12,19 @@ import sys
 import time
 
 
-def trouble_on_disk(root, server, complete_runs=True):
-    """Every flaw in what lies below ``root``, as a sentence; none after a run that has ended."""
+def trouble_on_disk(root, server, runs=None):
+    """Every flaw in what lies below ``root``, as a sentence; none after a run that has ended. ``runs``: only these."""
     root = str(root)
     home = os.path.join(root, "servers", server)
     found = []
     for base, folders, names in os.walk(root):
         left = [name for name in [*folders, *names] if name.startswith((".tmp-", "reserve.")) or name == "ballast"]
         found += ["left behind: " + os.path.relpath(os.path.join(base, name), root) for name in left]
-    if complete_runs:
-        runs = os.path.join(home, "runs")
-        for run in sorted(os.listdir(runs)) if os.path.isdir(runs) else []:
-            found += flaws_of_journal(run, os.path.join(runs, run, "events.jsonl"))
+    directory = os.path.join(home, "runs")
+    if runs is None:
+        runs = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    for run in runs:
+        found += flaws_of_journal(run, os.path.join(directory, run, "events.jsonl"))
     if is_locked(os.path.join(home, "lock")):
         found.append("the server's lock is held")
     for name in os.listdir(os.path.join(home, "releases")) if os.path.isdir(os.path.join(home, "releases")) else []:

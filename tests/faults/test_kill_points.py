@@ -1,22 +1,20 @@
 """A worker killed anywhere: the next plain deploy, without any cleaning up, ends `deployed`.
 
-The worker of a deploy runs on strings (tests/faults/puppet.py) and is killed right before its n-th checkpoint. Points
-are drawn by a seed: 16 of them in `./inv test`, 50 with LAMPLIGHTER_FAULTS=rows, N with LAMPLIGHTER_SOAK=N
-(`./inv dev.soak`).
+The worker of a deploy runs on strings (tests/faults/puppet.py) and is killed right before its n-th checkpoint, on
+nodes with and without systemd in turn. Points are drawn by a seed: 50 of them in `./inv test`, N with
+LAMPLIGHTER_SOAK=N (`./inv dev.soak`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -26,173 +24,214 @@ from typing import Any
 import pytest
 import yaml
 
-from lab import node as lab_node
 from lamplighter.inventory import load_inventory
 from lamplighter.node import journal
 from lamplighter.run.deploy import HostSession
 from lamplighter.run.runner import pack
-from tests.driver import PROJECT, token
+from tests.driver import PROJECT
 from tests.faults.conftest import say
+from tests.faults.ground import HELD_DIRECTORY, HOME, PORT, PUPPET, ROOT, served_age
 from tests.faults.state import trouble_on_disk
-from tests.lab.conftest import free_port
+from tests.nodes.park import Node, NodePark, why_no_systemd
 
-PUPPET = Path(__file__).with_name("puppet.py")
-POINTS = int(os.environ.get("LAMPLIGHTER_SOAK") or (50 if os.environ.get("LAMPLIGHTER_FAULTS") == "rows" else 16))
+SOAK = os.environ.get("LAMPLIGHTER_SOAK")
+POINTS = int(SOAK or 50)
 SEED = int(os.environ.get("LAMPLIGHTER_SEED") or 20240)
-SCENES = 2
+KINDS = ("plain", "systemd")
+#: A point keeps a processor busy most of the time, so more scenes than processors gain little.
+SCENES_OF_A_KIND = 2
+TOLD_EACH = 20
 
 #: What is killed: a deploy over a serving server; one whose new server dies, so that it rolls back; a first deploy.
 STORIES = {"over": 6, "failing": 3, "first": 1}
+ORDER = f"{HELD_DIRECTORY}/kill.json"
+COUNT = f"{HELD_DIRECTORY}/count"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run is killed: before the ``number``-th checkpoint of its story, which is called ``name``."""
+
+    kind: str
+    story: str
+    number: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.story} ({self.kind}), killed before checkpoint {self.number} ({self.name})"
 
 
 @dataclass
 class Scene:
-    """A GPU node in a box without its SSH server, and one server's history on it."""
+    """A node, whose workers are run directly, and one server's history on it."""
 
-    directory: Path
-    name: str
-    port: int = field(default_factory=free_port)
+    node: Node
+    inventory: Path
     deploys: int = 0
+    last_runs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.box = lab_node.prepare(self.name, self.directory, gpus=1)
-        self.root = self.box / "home" / "lamplighter"
-        self.order = self.directory / f"{self.name}.order"
         runner = pack()
-        self.runner = self.root / "bin" / runner.digest
-        zipfile.ZipFile(BytesIO(runner.data)).extractall(self.runner)
+        self.runner = f"{ROOT}/bin/{runner.digest}"
+        zipfile.ZipFile(BytesIO(runner.data)).extractall(self.seen(self.runner))
+        self.seen(HELD_DIRECTORY).mkdir(parents=True)
 
-    @property
-    def home(self) -> Path:
-        return self.root / "servers" / "demo"
+    def seen(self, path: str) -> Path:
+        """A path of the node as this machine sees it."""
+        return Path(f"/proc/{self.node.pid}/root{path}")
+
+    def begin(self, story: str, order: dict[str, Any]) -> dict[str, Any] | None:
+        """Run the worker of ``story`` on strings; its end event, None if it was killed before that."""
+        if story == "first":
+            self.forget()
+        failing = {"args": {"lab-fail": "die:weights"}} if story == "failing" else {}
+        return self.run("deploy", order, **failing)
 
     def forget(self) -> None:
         """Make it a node on which nothing was ever deployed."""
-        lab_node.down(self.name, self.directory)
-        subprocess.run(["rm", "-rf", str(self.root / "servers")], check=True)
+        end = self.run("undeploy", stop=True)
+        assert end is not None, "the worker of undeploy was killed"
+        assert end["outcome"] == "undeployed", end
+        self.node.exec(["rm", "-rf", HOME])
 
-    def deploy(self, order: dict[str, Any] | None = None, **server: Any) -> dict[str, Any] | None:
+    def run(
+        self, verb: str, order: dict[str, Any] | None = None, *, stop: bool = False, **server: Any
+    ) -> dict[str, Any] | None:
         """Run a worker to its end, or until it is killed; its end event."""
         self.deploys += 1
-        request = self._request(server)
-        directory = self.home / "runs" / request["run"]
-        directory.mkdir(parents=True, mode=0o700)
-        self.order.write_text(json.dumps(order or {}))
-        python = ["-I", "-S"]
-        words = [sys.executable, *python, str(PUPPET), str(self.order), str(self.runner), "worker"]
-        done = subprocess.run(
-            words,
-            input=json.dumps(request),
-            env={**os.environ, "HOME": str(self.box / "home"), "PATH": f"{self.box / 'bin'}:{os.environ['PATH']}"},
-            cwd="/",
-            text=True,
-            capture_output=True,
-            start_new_session=True,
-            timeout=120,
-            check=False,
-        )
-        told = journal.read(str(directory / "events.jsonl"))
-        assert order is None or done.returncode in (0, -9), done.stderr
+        request = {**self._request(verb, server), "stop": stop}
+        directory = f"{HOME}/runs/{request['run']}"
+        self.last_runs = [*self.last_runs[-1:], request["run"]]
+        self.seen(directory).mkdir(parents=True, mode=0o700)
+        self.seen(ORDER).write_text(json.dumps(order or {}))
+        words = ["/usr/bin/python3", "-I", "-S", str(PUPPET), ORDER, self.runner, "worker"]
+        done = self.node.exec(words, input=json.dumps(request), check=False, timeout=300)
+        assert done.returncode in (0, -9, 137), f"the worker ended with {done.returncode}: {done.stderr}"
+        told = journal.read(str(self.seen(f"{directory}/events.jsonl")))
         return told[-1] if told and told[-1]["event"] == "end" else None
 
-    def _request(self, server: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, verb: str, server: dict[str, Any]) -> dict[str, Any]:
         said = {
-            "engine": "demo", "model": "demo-model", "port": self.port, "gpus": "all",
-            "env": {"LAB_SPEED": "200", "NUMBER": str(self.deploys)}, **server,
+            "engine": "demo", "model": "demo-model", "port": PORT, "gpus": [0, 1],
+            "launcher": "auto" if self.node.systemd else "detached",
+            "env": {"LAB_SPEED": "200", "AGE": str(self.deploys)}, **server,
             "args": {"tp": 1, **server.get("args", {})},
         }  # fmt: skip
-        inventory = self.directory / f"{self.name}.inventory"
-        inventory.mkdir(exist_ok=True)
-        host = {"root": str(self.root), "servers": {"demo": said}}
-        (inventory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"box": host}}}))
-        found = load_inventory(inventory, PROJECT / "roles")
-        resolved = next(iter(found.resolve(["box"])))
-        session = HostSession(resolved, None, PROJECT)  # type: ignore[arg-type]
-        prepared = session.prepare("deploy", next(iter(resolved.servers.values())))
-        return {**prepared, "resolved_root": str(self.root)}
+        self.inventory.mkdir(exist_ok=True)
+        (self.inventory / "hosts.yml").write_text(
+            yaml.safe_dump({"all": {"hosts": {"gpu": {"servers": {"demo": said}}}}})
+        )
+        found = load_inventory(self.inventory, PROJECT / "roles")
+        host = next(iter(found.resolve(["gpu"])))
+        session = HostSession(host, None, PROJECT)  # type: ignore[arg-type]
+        return {**session.prepare(verb, next(iter(host.servers.values()))), "resolved_root": ROOT}
 
     def trouble(self) -> list[str]:
-        """What a plain deploy should not have left: see trouble_on_disk, and more than one server."""
-        found = trouble_on_disk(self.root, "demo")
-        record = json.loads((self.home / "server.json").read_text())
-        mains = {
-            int(pid)
-            for pid in map(str, lab_node.processes(self.name, self.directory))
-            if b"launch_server.py" in _command_line(int(pid))
-        }
-        if mains != {record["pid"]}:
+        """What a plain deploy should not have left; and that what serves is what it brought, once."""
+        found = trouble_on_disk(self.seen(ROOT), "demo", runs=self.last_runs)
+        record = json.loads(self.seen(f"{HOME}/server.json").read_text())
+        mains = [pid for pid, words in self.node.processes().items() if is_main(words)]
+        if len(mains) != 1 or (not record.get("unit") and mains != [record["pid"]]):
             found.append(f"servers {sorted(mains)} run, server.json names {record['pid']}")
-        if token(self.port) is None:
-            found.append("nobody answers")
+        age = served_age(self.node)
+        if age != str(self.deploys):
+            found.append(f"{age} answers, not {self.deploys}")
         return found
 
 
-def _command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+def is_main(words: str) -> bool:
+    return "lab/launch_server.py" in words
 
 
 @pytest.fixture
-def scenes(tmp_path: Path) -> Iterator[list[Scene]]:
-    made = [Scene(tmp_path, f"box{number}") for number in range(SCENES)]
-    try:
-        yield made
-    finally:
-        for scene in made:
-            lab_node.down(scene.name, scene.directory)
-
-
-def count(scene: Scene, story: str) -> list[str]:
-    """The checkpoints of one whole run of ``story``, by name."""
-    counted = scene.directory / f"{scene.name}.count"
-    begin(scene, story, {"count": str(counted)})
-    return counted.read_text().split("\n")[:-1]
-
-
-def begin(scene: Scene, story: str, order: dict[str, Any]) -> dict[str, Any] | None:
-    if story == "first":
-        scene.forget()
-    failing = {"args": {"lab-fail": "die:weights"}} if story == "failing" else {}
-    return scene.deploy(order, **failing)
+def scenes(park: NodePark, tmp_path: Path, require: Any) -> Iterator[list[Scene]]:
+    require("systemd", why_no_systemd())
+    nodes = [
+        park.node(f"kill-{kind[:5]}{number}", systemd=kind == "systemd", disk_mib=512)
+        for kind in KINDS
+        for number in range(SCENES_OF_A_KIND)
+    ]
+    yield [Scene(node, tmp_path / node.name) for node in nodes]
+    for node in nodes:
+        park.forget(node.name)
 
 
 @pytest.mark.timeout(14_400)
 def test_after_every_kill_one_plain_deploy_ends_deployed(scenes: list[Scene], request: pytest.FixtureRequest) -> None:
-    assert scenes[0].deploy()["outcome"] == "deployed"  # type: ignore[index]
-    assert scenes[1].deploy()["outcome"] == "deployed"  # type: ignore[index]
-    checkpoints = {story: count(scenes[0], story) for story in STORIES}
-    drawn = random.Random(SEED)
-    stories = drawn.choices(list(STORIES), list(STORIES.values()), k=POINTS)
-    points = [(story, drawn.randrange(len(checkpoints[story])) + 1) for story in stories]
+    terminal = request.config.pluginmanager.get_plugin("terminalreporter")
     began = time.monotonic()
-    free: SimpleQueue[Scene] = SimpleQueue()
-    for scene in scenes:
-        free.put(scene)
+    free: dict[str, SimpleQueue[Scene]] = {kind: SimpleQueue() for kind in KINDS}
 
-    def kill_and_deploy(point: tuple[str, int]) -> list[str]:
-        scene = free.get()
+    def try_in_turn(point: Point) -> list[str]:
+        scene = free[point.kind].get()
         try:
-            return try_point(scene, *point, checkpoints[point[0]])
+            return try_point(scene, point)
         finally:
-            free.put(scene)
+            free[point.kind].put(scene)
 
-    with ThreadPoolExecutor(SCENES) as pool:
-        failures = [line for lines in pool.map(kill_and_deploy, points) for line in lines]
-    totals = ", ".join(f"{story} {len(found)}" for story, found in checkpoints.items())
-    say(request, f"{POINTS} kills (seed {SEED}) in {time.monotonic() - began:.0f} s; checkpoints: {totals}")
+    with ThreadPoolExecutor(len(scenes)) as pool:
+        list(pool.map(prepare, scenes))
+        for scene in scenes:
+            free["systemd" if scene.node.systemd else "plain"].put(scene)
+        checkpoints = dict(zip(KINDS, pool.map(count_all, scenes[::SCENES_OF_A_KIND]), strict=True))
+        points = draw(checkpoints)
+        failures: list[str] = []
+        tried = [pool.submit(try_in_turn, point) for point in points]
+        for number, future in enumerate(as_completed(tried), 1):
+            for failure in future.result():
+                failures.append(failure)
+                if SOAK:
+                    terminal.write_line(f"FAILED {failure}")
+            if SOAK and number % TOLD_EACH == 0:
+                took = time.monotonic() - began
+                terminal.write_line(f"{number} kills in {took:.0f} s, {len(failures)} failures")
+    for kind, stories in checkpoints.items():
+        drawn = Counter((point.story, point.number) for point in points if point.kind == kind)
+        told = ", ".join(
+            f"{story} {sum(one == story for one, _ in drawn)} of {len(found)}" for story, found in stories.items()
+        )
+        say(request, f"checkpoints struck on {kind} nodes: {told}")
+    say(request, f"{POINTS} kills (seed {SEED}) in {time.monotonic() - began:.0f} s")
     say(request, f"{POINTS - len(failures)} were followed by one plain deploy that ended deployed")
     assert not failures, "\n".join(failures)
 
 
-def try_point(scene: Scene, story: str, number: int, checkpoints: list[str]) -> list[str]:
-    what = f"{story}, killed before checkpoint {number} ({checkpoints[number - 1]})"
+def prepare(scene: Scene) -> None:
+    end = scene.run("deploy")
+    assert end is not None, "the worker was killed"
+    assert end["outcome"] == "deployed", end
+
+
+def count_all(scene: Scene) -> dict[str, list[str]]:
+    """The checkpoints of one whole run of each story, by name."""
+    found = {}
+    for story in STORIES:
+        scene.begin(story, {"count": COUNT})
+        found[story] = scene.seen(COUNT).read_text().splitlines()
+    return found
+
+
+def draw(checkpoints: dict[str, dict[str, list[str]]]) -> list[Point]:
+    """POINTS points, half of them for each kind of node; the seed decides which."""
+    drawn = random.Random(SEED)
+    points = []
+    for number in range(POINTS):
+        kind = KINDS[number % 2]
+        story = drawn.choices(list(STORIES), list(STORIES.values()))[0]
+        names = checkpoints[kind][story]
+        at = drawn.randrange(len(names))
+        points.append(Point(kind, story, at + 1, names[at]))
+    return points
+
+
+def try_point(scene: Scene, point: Point) -> list[str]:
+    """Kill and deploy; what was wrong afterwards."""
     try:
-        killed = begin(scene, story, {"kill": number})
-        end = scene.deploy()
+        killed = scene.begin(point.story, {"kill": point.number})
+        end = scene.run("deploy")
         if end is None or end["outcome"] != "deployed":
-            return [f"{what}: the next deploy ended {json.dumps(end)}"]
+            return [f"{point}: the next deploy ended {json.dumps(end)}"]
         trouble = scene.trouble()
     except Exception as error:
-        return [f"{what}: {type(error).__name__}: {error}"]
-    return [f"{what}: {'; '.join(trouble)} (killed run ended: {killed is not None})"] if trouble else []
+        return [f"{point}: {type(error).__name__}: {error}"]
+    return [f"{point}: {'; '.join(trouble)} (killed run ended: {killed is not None})"] if trouble else []
