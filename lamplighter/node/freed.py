@@ -14,11 +14,14 @@ from typing import Callable, Collection, Optional
 
 from lamplighter.node.act import files
 from lamplighter.node.layout import ServerHome, read_json
-from lamplighter.node.observe import gpus, holders, processes
+from lamplighter.node.observe import facts, gpus, holders, processes
 from lamplighter.node.plan import Plan
 
 #: From the beginning of one sample to the next. facts: memory reads 0 within 0.2 to 1.5 s of the kill.
 SAMPLE_SECONDS = 0.3
+
+#: In the file of what was learned: the driver under which it was.
+DRIVER = "driver"
 
 #: However much still moves. facts: 370 s were seen with an orphaned engine.
 LONGEST_SECONDS = 600.0
@@ -108,10 +111,16 @@ def memory_of(verdict: gpus.Verdict) -> list[dict[str, object]]:
     ]
 
 
-def read_baseline(home: ServerHome) -> dict[str, Optional[int]]:
-    """Return the idle memory that this node has learned: MiB by GPU UUID; what is no number is not known."""
+def read_baseline(home: ServerHome) -> dict[str, int]:
+    """Return the idle memory that this node has learned: MiB by GPU UUID.
+
+    What was learned under another driver does not count: each counts in its own way (facts: an idle A100 uses 7.8 MiB,
+    or 912), and its change unloads the module, so that nothing can be left from before.
+    """
     known = read_json(home.baseline) or {}
-    return {uuid: mib if isinstance(mib, int) and mib >= 0 else None for uuid, mib in known.items()}
+    if known.get(DRIVER, facts.loaded_driver()) != facts.loaded_driver():
+        return {}
+    return {uuid: mib for uuid, mib in known.items() if isinstance(mib, int) and mib >= 0}
 
 
 def _learn_baseline(home: ServerHome, verdict: gpus.Verdict) -> None:
@@ -120,7 +129,7 @@ def _learn_baseline(home: ServerHome, verdict: gpus.Verdict) -> None:
     better = {uuid: mib for uuid, mib in found.items() if _is_better(known.get(uuid), mib)}
     if better:
         with contextlib.suppress(OSError):  # a full disk costs us a number, not the deploy
-            files.write_json(home.baseline, {**known, **better})
+            files.write_json(home.baseline, {**known, **better, DRIVER: facts.loaded_driver()})
 
 
 def _is_better(known: Optional[int], seen: int) -> bool:

@@ -208,7 +208,10 @@ def _gpus(
         who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
-        hint = "look for holders outside this PID namespace (containers), or reset the GPU"
+        hint = (
+            "look for holders outside this PID namespace (containers), or reset the GPU; if it uses that when idle "
+            f"(a desktop, MIG), remove {os.path.normpath(home.baseline)} on the node: it is learned anew"
+        )
         yield Finding("gpu_held", "error", "GPU memory is held, and no process is seen", verdict.reason, hint)
     elif verdict.word == "NO_HOLDERS" and plan.gpus_unified != "accept":
         hint = f"servers.{plan.name}.gpus_unified: accept says that no visible holder is enough here"

@@ -89,13 +89,8 @@ def locate(python: str, distribution: str) -> Tuple[Optional[str], str]:
 
 def _driver() -> Dict[str, Optional[str]]:
     """Return the version of the loaded driver, and of the library that nvidia-smi speaks through."""
-    try:
-        with open(facts.DRIVER_FILE, encoding="utf-8", errors="replace") as file:
-            module = facts.read_driver(file.read())
-    except OSError:
-        module = None
     versions = {cells["driver_version"] for cells in gpus.details(("driver_version",)).values()}
-    return {"module": module, "library": ", ".join(sorted(versions)) or None}
+    return {"module": facts.loaded_driver(), "library": ", ".join(sorted(versions)) or None}
 
 
 # --------------------------------------------------------------------------------------------------------- drift

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from lab import control, ledger
 from lamplighter.node import freed
 from lamplighter.node.act import adopt
 from lamplighter.node.layout import RunDirectory
-from lamplighter.node.observe import gpus, holders, ownership, ports, processes
+from lamplighter.node.observe import facts, gpus, holders, ownership, ports, processes
 from lamplighter.node.observe.ownership import FOREIGN, OURS, STALE
 from tests.lab.bench import Bench, furnish
 from tests.node.living import IS_ROOT, NOBODY, SLEEP, is_running, process_of, until
@@ -256,4 +257,87 @@ def test_the_idle_memory_is_learned_and_only_ever_lowered(bench: Bench) -> None:
     quick = dataclasses.replace(plan, timeouts=dataclasses.replace(plan.timeouts, free=0.3))
     found = freed.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
     assert isinstance(found, freed.NotFreed)
-    assert ledger.read_json(bench.home.baseline) == {uuid: 40}
+    assert freed.read_baseline(bench.home) == {uuid: 40}
+
+
+def test_what_is_idle_is_learned_anew_under_another_driver(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (uuid,) = bench.uuids
+    Path(bench.home.path).mkdir(parents=True)
+    for driver, used in (("580.1", 0), ("590.1", 400), ("590.1", 401)):
+        monkeypatch.setattr(facts, "loaded_driver", lambda driver=driver: driver)
+        control.inject(bench.node, used={uuid: used})
+        assert isinstance(bench.await_freed(), freed.Freed)
+    assert freed.read_baseline(bench.home) == {uuid: 400}
+    assert ledger.read_json(bench.home.baseline) == {uuid: 400, "driver": "590.1"}
+
+
+# ------------------------------------------------------------------------------------------- how long it is waited for
+
+
+class Leaps:
+    """Time that passes only where somebody sleeps: then 12 s."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 12.0
+
+
+def wait_for(
+    bench: Bench, clock: Leaps, free: float, memory: Iterator[int], ours: Iterable[int] = ()
+) -> freed.Freed | freed.NotFreed:
+    """Wait with ``timeouts.free``, while the GPU uses what ``memory`` says, sample by sample."""
+    (uuid,) = bench.uuids
+    plan = dataclasses.replace(bench.plan, timeouts=dataclasses.replace(bench.plan.timeouts, free=free))
+
+    def look(_: gpus.Sample) -> list[int]:
+        control.inject(bench.node, used={uuid: next(memory)})
+        return list(ours)
+
+    control.inject(bench.node, used={uuid: next(memory)})
+    began = clock.now
+    found = freed.await_freed(plan, bench.home, (uuid,), look, lambda *_, **__: None)
+    clock.now -= began
+    return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Leaps:
+    made = Leaps()
+    monkeypatch.setattr(freed, "time", made)
+    return made
+
+
+def test_falling_memory_is_waited_for_beyond_the_time_that_a_still_one_gets(bench: Bench, clock: Leaps) -> None:
+    falling = itertools.chain(range(9000, 0, -1000), itertools.repeat(0))
+    assert isinstance(wait_for(bench, clock, 20, falling), freed.Freed)
+    assert clock.now > 100
+
+
+def test_memory_that_nobody_holds_and_that_stays_ends_the_wait_after_a_minute(bench: Bench, clock: Leaps) -> None:
+    found = wait_for(bench, clock, 500, itertools.chain([9000, 8000], itertools.repeat(7000)))
+    assert isinstance(found, freed.NotFreed)
+    assert (found.word, found.holders) == (gpus.HELD, ())
+    assert "nothing has moved for 60 s" in found.reason
+    assert 80 <= clock.now <= 100
+
+
+def test_our_own_that_stay_are_waited_for_as_long_as_the_inventory_says(bench: Bench, clock: Leaps) -> None:
+    pid = bench.living.titled(TITLE).pid
+    found = wait_for(bench, clock, 100, itertools.repeat(7000), [pid])
+    assert isinstance(found, freed.NotFreed)
+    assert found.holders == (pid,)
+    assert "timeouts.free" in found.reason
+    assert 100 < clock.now <= 112
+
+
+def test_no_wait_is_for_ever(bench: Bench, clock: Leaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "sleep", lambda _: setattr(clock, "now", clock.now + 59.0))
+    found = wait_for(bench, clock, 120, itertools.count(9000, -10))
+    assert isinstance(found, freed.NotFreed)
+    assert "in all" in found.reason
+    assert 600 < clock.now < 660

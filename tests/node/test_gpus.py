@@ -199,6 +199,9 @@ def test_the_reason_names_what_holds() -> None:
     assert (
         judge(said([gpu(used="71233 MiB")]), [A], {}, ALIVE).reason == "GPU 0 uses 71233 MiB, but no process is listed"
     )
+    assert judge(said([gpu(used="600")]), [A], {A: 40}, ALIVE).reason == (
+        "GPU 0 uses 600 MiB (idle: 40), but no process is listed"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- mutations

@@ -65,7 +65,7 @@ def node_facts(wanted: Union[str, Sequence[Union[int, str]]], paths: Iterable[st
     return {
         "t": time.time(),
         "host": _host(),
-        "driver": {"module": read_driver(_text(DRIVER_FILE))},
+        "driver": {"module": loaded_driver()},
         **gpu_facts(wanted),
         "ports": [
             {"address": found.address, "port": found.port, "pids": list(found.pids), "uid": found.uid}
@@ -95,6 +95,11 @@ def _host() -> Dict[str, Any]:
         "user": processes.user_name(uid),
         "has_systemd": os.path.isdir("/run/systemd/system"),
     }
+
+
+def loaded_driver() -> Optional[str]:
+    """Return the version of the driver that the kernel has loaded, None where there is none."""
+    return read_driver(_text(DRIVER_FILE))
 
 
 def read_driver(text: Optional[str]) -> Optional[str]:

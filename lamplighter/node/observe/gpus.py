@@ -442,7 +442,9 @@ def judge(
     if any(_NUMA_NAMES.search(row.name) for row in over):
         return verdict(NO_HOLDERS, f"{_memory(over)}, which on this kind of GPU proves nothing; no process is listed")
     if over:
-        return verdict(HELD, f"{_memory(over)}, but no process is listed")
+        known = [mib for mib in (idle.get(row.uuid.lower()) for row in over) if mib is not None]
+        least = f" (idle: {', '.join(map(str, known))})" if len(known) == len(over) else ""
+        return verdict(HELD, f"{_memory(over)}{least}, but no process is listed")
     if any(row.has_fault for row in rows):  # beyond the tests above: a fault in a cell that none of them reads
         return verdict(UNKNOWN, "a GPU reports a fault")
     return verdict(FREED, f"no process, {_memory(rows)}")
