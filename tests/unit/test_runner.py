@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -42,7 +43,11 @@ def boot_digest(directory: Path) -> str:
     source = runner.BOOT.read_text()
     head = source[: source.index("request = ")]
     space: dict[str, Any] = {"NONCE": "n"}
-    exec(compile(head, "boot", "exec"), space)
+    before = os.umask(0o022)
+    try:
+        exec(compile(head, "boot", "exec"), space)
+    finally:
+        os.umask(before)
     return str(space["digest_of"](str(directory)))
 
 

@@ -134,7 +134,7 @@ def _become_server(order: dict[str, Any], gate: int, opener: int) -> NoReturn:
     try:
         os.close(opener)
         os.setsid()
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ):
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored in the server
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
