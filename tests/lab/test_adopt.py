@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -39,29 +40,32 @@ def environment(box: Box) -> dict[str, str]:
 
 @contextlib.contextmanager
 def by_hand(box: Box, manner: str = "shell", *words: str) -> Iterator[Path]:
-    """Start a server as a person does; yields the directory that it was started in."""
+    """Start a server as a person does, at a terminal; yields the directory that it was started in."""
     directory = box.home / "it's my directory"
     directory.mkdir(parents=True)
     command = ["lamplighter-demo-server", "--model-path", MODEL, "--port", str(box.port), "--tp", "2", *words]
     line = " ".join(f"'{word}'" for word in command)
-    script = {
-        "shell": f"set -m; {line} & wait",  # a job of a shell that still lives
-        "orphan": f"nohup {line} & exit",
+    typed = {
+        "shell": f"{line} >/dev/null 2>&1 &",  # a job of a shell that still lives
+        "orphan": f"nohup {line} >/dev/null 2>&1 & disown; exit",
     }[manner]
+    person, terminal = pty.openpty()
     with subprocess.Popen(
-        ["/bin/bash", "-c", script],
+        ["setsid", "--ctty", "/bin/bash", "--norc", "-i"],
         cwd=directory,
         env=environment(box),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     ) as shell:
         try:
+            os.write(person, f"{typed}\n".encode())
             eventually(lambda: ask(box.port, "/health")[0] == 200, 60)  # needs no key
             yield directory
         finally:
             shell.send_signal(signal.SIGKILL)  # the server is ended with its node
+            os.close(terminal)
+            os.close(person)
 
 
 def seen(box: Box) -> dict[str, Any]:
