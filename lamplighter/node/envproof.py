@@ -24,6 +24,8 @@ RECORDS = "LAMPLIGHTER_RECORDS"
 
 #: Output kept of the probe, bytes: enough for any start-up error.
 OUTPUT_LIMIT = 20_000
+#: Of an answer, bytes: two environments as JSON; the kernel bounds one to 2 MiB where the stack is 8 MiB.
+ANSWER_LIMIT = 24 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +123,20 @@ def look(names):
 # The child is a real one of multiprocessing: `exec` is a function that spawn can hand over without a file to import.
 PROBE_PARENT = r"""
 def main():
-    channel, names = int(sys.argv[1].split(":")[0]), sys.argv[2:]
+    names, mark = sys.argv[2:], ""
+    channel, inode = [int(number) for number in sys.argv[1].split(":")[:2]]
     seen = look(names)
     try:
-        os.fstat(channel)
-    except OSError:  # sudo closes what it does not know
-        channel = os.open("/proc/%s/fd/%s" % tuple(reversed(sys.argv[1].split(":"))), os.O_WRONLY)
+        is_there = os.fstat(channel).st_ino == inode
+    except OSError:
+        is_there = False
+    if not is_there:
+        channel, mark = 1, "\n" + sys.argv[1]
     import json
     def tell(who, said):
-        os.write(channel, (json.dumps({who: said}) + "\n").encode("ascii"))
+        line = (mark + json.dumps({who: said}) + "\n").encode("ascii")
+        while line:
+            line = line[os.write(channel, line):]
     tell("parent", seen)
     import multiprocessing
     spawn = multiprocessing.get_context("spawn")
@@ -169,15 +176,16 @@ def _run_probe(
     launch: str, python: list[str], names: list[str], until: float, environ: Optional[Mapping[str, str]]
 ) -> _Attempt:
     # The answer comes through a pipe of its own: what start-up files print on stdout cannot spoil it, and no value of
-    # a secret gets near a disk.
+    # a secret gets near a disk. Where that is closed (sudo does), on stdout after a word that nobody else knows.
     answer, channel = os.pipe()
+    word = f"{channel}:{os.fstat(channel).st_ino}:{os.urandom(8).hex()}:"
     source = f"source = {PROBE!r}\nexec(source)\n{PROBE_PARENT}"
     environment = {
         name: value for name, value in (os.environ if environ is None else environ).items() if name != RECORDS
     }
     try:
         process = subprocess.Popen(
-            [launch, *python, "-c", source, f"{channel}:{os.getpid()}", *names],
+            [launch, *python, "-c", source, word, *names],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,7 +194,7 @@ def _run_probe(
             env=environment,
             start_new_session=True,
         )
-        return _listen(process, answer, until)
+        return _listen(process, answer, until, word.encode("ascii"))
     except OSError as error:
         return _Attempt(status=126, output=f"{launch}: {error.strerror}")
     finally:
@@ -194,7 +202,7 @@ def _run_probe(
         os.close(channel)
 
 
-def _listen(process: subprocess.Popen[bytes], answer: int, until: float) -> _Attempt:
+def _listen(process: subprocess.Popen[bytes], answer: int, until: float, word: bytes) -> _Attempt:
     """Read both pipes until the answer is complete, the probe has ended or time is up; then end its group."""
     attempt, replies, output = _Attempt(), bytearray(), bytearray()
     assert process.stdout is not None
@@ -207,12 +215,15 @@ def _listen(process: subprocess.Popen[bytes], answer: int, until: float) -> _Att
             ended = _has_ended(process.pid)
             for key, _ in selector.select(0 if ended else min(0.02, max(0.0, until - time.monotonic()))):
                 _drain(key.fd, key.data, selector)
-            _parse(bytes(replies), attempt)
+            _parse(replies, attempt)
+            _parse(_take_answers(output, word), attempt)
             if ended:
                 break
             attempt.timed_out = time.monotonic() >= until
         attempt.status = _end_group(process, attempt)
         _drain(noise, output)
+    _take_answers(output, word)
+    output = output.partition(b"\n" + word)[0]  # a cut one holds secrets, too
     attempt.output = bytes(output[:OUTPUT_LIMIT]).decode("utf-8", "replace")
     return attempt
 
@@ -232,7 +243,7 @@ def _end_group(process: subprocess.Popen[bytes], attempt: _Attempt) -> Optional[
 
 
 def _drain(fd: int, buffer: bytearray, selector: Optional[selectors.BaseSelector] = None) -> None:
-    while True:
+    for _ in range(256):  # who writes all the time must not keep us from the clock
         try:
             piece = os.read(fd, 65536)
         except BlockingIOError:
@@ -241,12 +252,28 @@ def _drain(fd: int, buffer: bytearray, selector: Optional[selectors.BaseSelector
             if selector is not None:
                 selector.unregister(fd)
             return
-        if len(buffer) < 1_000_000:
+        if len(buffer) < ANSWER_LIMIT:
             buffer += piece
 
 
-def _parse(replies: bytes, attempt: _Attempt) -> None:
-    for line in replies.split(b"\n")[:-1]:
+def _take_answers(output: bytearray, word: bytes) -> bytearray:
+    """Take the lines that begin with ``word``, whole ones, out of ``output``: they hold values of secrets."""
+    answers = bytearray()
+    while True:
+        at = output.find(b"\n" + word)
+        end = output.find(b"\n", at + 1)
+        if at < 0 or end < 0:
+            return answers
+        answers += output[at + 1 + len(word) : end + 1]
+        del output[at : end + 1]
+
+
+def _parse(replies: bytearray, attempt: _Attempt) -> None:
+    """Take over the whole lines of ``replies`` and remove them from it."""
+    whole = replies.rfind(b"\n") + 1
+    lines = bytes(replies[:whole]).splitlines()
+    del replies[:whole]
+    for line in lines:
         said = json.loads(line)
         attempt.parent = said.get("parent", attempt.parent)
         attempt.child = said.get("child", attempt.child)
@@ -273,7 +300,7 @@ class _Judge:
         self._scope = scope
         self._python = python
         if "PYTHONPATH" in expected and scope == "server":  # the launch script puts ours in front of it
-            expected["PYTHONPATH"] = f"{os.path.dirname(self._file)}:{expected['PYTHONPATH']}"
+            expected["PYTHONPATH"] = ":".join(filter(None, [os.path.dirname(self._file), expected["PYTHONPATH"]]))
 
     def shown(self, seen: Mapping[str, Any]) -> dict[str, Optional[str]]:
         """Return the variables that one process saw, secrets masked; empty if it did not answer."""
@@ -340,7 +367,8 @@ class _Judge:
             effect = "no start-up file runs" if "-S" in flags else "PYTHONPATH is ignored"
             return f"Python runs with {' '.join(flags)}: {effect}, in all workers too"
         if self._scope != "server":
-            return f"the start-up file of scope {self._scope} did not run it" + (error and f": {error}")
+            instead = f", {seen['sitecustomize']} runs" if seen.get("sitecustomize") else ""
+            return f"the start-up file of scope {self._scope} did not run it{instead}" + (error and f": {error}")
         if seen["path"] is None and os.path.basename(self._python[0]) == "sudo":
             return "dropped by sudo: it keeps neither PYTHONPATH nor, without --preserve-env, the other variables"
         if seen.get("sitecustomize"):

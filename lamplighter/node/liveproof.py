@@ -63,10 +63,14 @@ class Difference:
     by: str
 
     def __str__(self) -> str:
+        return f"{self.title} (pid {self.pid}): {self.what}: {self.by}"
+
+    @property
+    def what(self) -> str:
         def said(value: Optional[str]) -> str:
             return "not set" if value is None else value if value.startswith(SECRET[:-1]) else repr(value)
 
-        return f"{self.title} (pid {self.pid}): {self.name} is {said(self.found)}, not {said(self.expected)}: {self.by}"
+        return f"{self.name} is {said(self.found)}, not {said(self.expected)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +316,12 @@ def _message(workers: Sequence[Worker], differences: Sequence[Difference], varia
     good = [worker for worker in workers if worker.verdict == CARRIES]
     least = min((worker.proven for worker in good), default=variables)
     parts = [f"{len(good)}/{len(workers)} workers carry {least}/{variables} variables"]
-    parts += [str(difference) for difference in differences]
+    alike: Dict[Tuple[str, str], List[Difference]] = {}
+    for difference in differences:
+        alike.setdefault((difference.what, difference.by), []).append(difference)
+    for (what, by), group in alike.items():
+        pids = ", ".join(str(each.pid) for each in group)
+        parts.append(str(group[0]) if len(group) == 1 else f"{what}, in {len(group)} workers (pid {pids}): {by}")
     silent: Dict[str, List[str]] = {}
     for worker in workers:
         if worker.verdict == INCONCLUSIVE:

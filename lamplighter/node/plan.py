@@ -81,5 +81,10 @@ class Plan:
         )
 
     @property
+    def exports(self) -> dict[str, str]:
+        """The plain variables that the launch script exports; what only the node knows comes on top."""
+        return {name: entry["value"] for name, entry in self.env.items()}
+
+    @property
     def uses_gpus(self) -> bool:
         return self.gpus == "all" or bool(self.gpus)

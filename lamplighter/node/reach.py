@@ -22,7 +22,7 @@ def scope_findings(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     # The launch script puts the interpreter's own directory in front.
     path = os.pathsep.join([*([os.path.dirname(plan.python)] if os.path.isabs(plan.python) else []), environ["PATH"]])
     try:
-        told = startup.ask(_interpreter(plan, path), environ)
+        told = startup.ask(_interpreter(plan, path), {**environ, "PATH": path, **plan.exports})
     except startup.NoPython as error:
         yield Finding("sitecustomize", "warning", "the start of the server's Python cannot be looked at", str(error))
         return
@@ -47,14 +47,14 @@ def scope_findings(plan: Plan, home: ServerHome) -> Iterable[Finding]:
 
 def _interpreter(plan: Plan, path: str) -> list[str]:
     try:
-        return startup.interpreter_of(plan.argv, path)
+        return startup.interpreter_of(plan.argv, path, plan.python)
     except startup.NoPython:  # started by a program of another kind; the proof does the same
         return [plan.python]
 
 
 def _writable(plan: Plan, told: startup.Startup, home: ServerHome, need: startup.Need) -> Finding:
     try:
-        files = interpreter.files_of(plan.scope, told, home)
+        files = [place.path for place in interpreter.places_of(plan.scope, told, home)]
     except interpreter.Refused as error:
         return Finding("sitecustomize", "error", f"scope {plan.scope} cannot be put in place", str(error))
     closed = sorted({os.path.dirname(path) for path in files if not os.access(os.path.dirname(path), os.W_OK)})

@@ -51,7 +51,7 @@ def take_away(run: Run) -> Optional[str]:
         given_back = interpreter.remove(run.home)
         if unit is not None:
             systemd.forget(run.home)
-    except (launcher.LaunchFailed, lock.Locked, OSError) as error:
+    except (interpreter.Refused, launcher.LaunchFailed, lock.Locked, OSError) as error:
         evidence = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise StageFailure(
             Exit.REFUSED,

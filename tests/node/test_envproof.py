@@ -179,6 +179,24 @@ def test_a_variable_that_nobody_sets(launch: Path) -> None:
     assert proof.message.startswith("NCCL_ALGO should be 'Ring', is not set (")
 
 
+def test_a_variable_may_have_any_name_and_any_number_and_size_that_the_kernel_takes(tmp_path: Path) -> None:
+    """Names that the launch script itself might use; an answer of several megabytes."""
+    expected = {f"V_{number}": "模" * 900 for number in range(400)}
+    names = ("here", "_here", "name", "line", "path", "IFS", "PS1", "CDPATH", "OLDPWD", "source", "channel", "mark")
+    expected |= {**dict.fromkeys(names, "/x"), "V_BIG": "'" * (131072 - len("V_BIG=") - 1)}
+    launch = place(release(env={name: value for name, value in expected.items() if name != "_here"}), tmp_path / "r")
+    (launch.parent / "env").write_text("export TOKEN=right\nexport _here=/x\n")
+    proof = prove(launch, expected={**expected, "TOKEN": "right"}, secret_names={"_here"})
+    assert (proof.message, proof.ok) == ("414 variables arrive in the server's Python and in its spawn child", True)
+
+
+@pytest.mark.parametrize("value", ["", ":", "/opt/plugins", "/opt/a:/opt/b"])
+def test_pythonpath_of_the_inventory_arrives_behind_ours_whatever_it_is(tmp_path: Path, value: str) -> None:
+    launch = place(release(env={"PYTHONPATH": value}), tmp_path / "release")
+    proof = prove(launch, expected={"PYTHONPATH": value})
+    assert proof.ok, proof.message
+
+
 def test_pythonpath_of_the_inventory_counts_behind_ours(tmp_path: Path) -> None:
     launch = place(release(env={"PYTHONPATH": "/opt/plugins"}), tmp_path / "release")
     assert prove(launch, expected={"PYTHONPATH": "/opt/plugins"}).ok
@@ -262,6 +280,28 @@ def test_who_keeps_our_pipes_open_does_not_keep_us(launch: Path, tmp_path: Path)
     proof = prove(launch, environ=behind_ours(tmp_path / "stays", stay))
     assert proof.ok, proof.message
     wait_until_gone(int(pids.read_text()))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_who_closes_all_descriptors_and_opens_others_does_no_harm(launch: Path, tmp_path: Path, ends: bool) -> None:
+    """As sudo does, and daemons that tidy up: then the answer comes on stdout, and a secret is not in what was said."""
+    (launch.parent / "env").write_text('export HF_TOKEN="hf_\\"right"\n')
+    files = f"[open({str(tmp_path / 'x')!r}, 'w') for _ in range(20)]"
+    close = f"import os\nif not {IN_CHILD}:\n    os.closerange(3, 64); os.write(1, b'noise'); kept = {files}"
+    more = "" if ends else "\nelse: os._exit(3)"
+    options = {"secret_names": {"HF_TOKEN"}, "environ": behind_ours(tmp_path / "tidy", close + more)}
+    proof = prove(launch, expected={**EXPECTED, "HF_TOKEN": 'hf_"right'}, **options)
+    assert (proof.ok, proof.parent["HF_TOKEN"]) == (ends, SECRET), proof.message
+    assert "right" not in repr(proof)
+    assert (tmp_path / "x").read_text() == ""
+
+
+def test_who_writes_without_end_is_stopped_at_the_deadline(launch: Path, tmp_path: Path) -> None:
+    flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    began = time.monotonic()
+    proof = prove(launch, environ=behind_ours(tmp_path / "loud", flood), deadline=1.5)
+    assert "no answer within 1.5 s" in proof.message
+    assert time.monotonic() - began < 10
 
 
 def test_noise_on_stdout_and_stderr_does_no_harm(launch: Path, tmp_path: Path) -> None:

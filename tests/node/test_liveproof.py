@@ -122,6 +122,17 @@ def test_a_change_by_the_server_is_told_with_both_values_and_who(living: Living,
     assert proof.to_json()["state"] == DIFFERS
 
 
+def test_what_all_workers_have_in_common_is_said_once(living: Living, launch: Path) -> None:
+    workers = [worker(living, launch, "os.environ['NCCL_PROTO'] = 'Simple'") for _ in range(3)]
+    proof = prove(launch, *workers)
+    pids = ", ".join(str(each.pid) for each in workers)
+    assert proof.message == (
+        f"0/3 workers carry 3/3 variables; NCCL_PROTO is 'Simple', not 'LL', in 3 workers (pid {pids}): "
+        "sglang writes it itself (Simple if asked), changed by the server after its start"
+    )
+    assert len(proof.differences) == 3
+
+
 def test_a_worker_that_never_ran_our_file_is_told_apart(living: Living, launch: Path) -> None:
     code = (
         "import subprocess\n"

@@ -43,6 +43,22 @@ def test_the_words_that_start_python(argv: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("/opt/v/bin/python-dbg -I -m x", "/opt/v/bin/python-dbg -I"),
+        ("{true} --membind 0 /opt/v/bin/python-dbg -E x.py", "/opt/v/bin/python-dbg -E"),
+        ("env A=1 {true} /opt/v/bin/python-dbg", "/opt/v/bin/python-dbg"),
+    ],
+)
+def test_the_inventorys_python_is_known_by_any_name_and_behind_any_program(argv: str, words: str) -> None:
+    """numactl, nice and their like are programs that name no Python themselves."""
+    argv = argv.format(true=shutil.which("true"))
+    assert interpreter_of(argv.split(), "/nowhere", "/opt/v/bin/python-dbg") == words.split()
+    with pytest.raises(NoPython):
+        interpreter_of(argv.split(), "/nowhere", "/opt/other/python-dbg")
+
+
+@pytest.mark.parametrize(
     ("head", "words"),
     [
         ("#!/opt/v/bin/python\n", ["/opt/v/bin/python"]),
@@ -95,6 +111,27 @@ def test_a_python_that_does_not_start_says_why(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\nexec sleep 600\n")
     with pytest.raises(NoPython, match=r"within 0\.2 s"):
         startup.ask([str(broken)], BARE, 0.2)
+
+
+def test_a_python_tells_what_it_is_in_the_servers_own_environment(tmp_path: Path) -> None:
+    """A sitecustomize on the inventory's PYTHONPATH is the one that runs; stdout is theirs, and held open for ever."""
+    own = tmp_path / "sitecustomize.py"
+    own.write_text(
+        "import os, subprocess, sys\nprint('noise without an end', end='')\nos.closerange(3, 64)\n"
+        f"p = subprocess.Popen(['/bin/sleep', '600'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\n"
+    )
+    try:
+        told = startup.ask([sys.executable], {**BARE, "PYTHONPATH": str(tmp_path)})
+        assert told.sitecustomize == str(own) == told.candidates[0]
+        assert startup.ask([sys.executable, "-I"], {**BARE, "PYTHONPATH": str(tmp_path)}).sitecustomize != str(own)
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+@pytest.mark.skipif(not shutil.which("sudo") or os.geteuid() != 0, reason="node: sudo needs root here")
+def test_a_python_behind_sudo_tells_too() -> None:
+    told = startup.ask(["sudo", "-n", "-u", "nobody", "/usr/bin/python3"], BARE)
+    assert told.prefix == "/usr"
 
 
 # -- the proof, by the real command line

@@ -17,6 +17,7 @@ import pytest
 import lamplighter
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import SecretRef, Server, load_inventory
+from lamplighter.inventory.sources import Origin
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.release.render import quote
@@ -237,19 +238,44 @@ def test_an_argument_that_no_process_can_be_given_is_the_inventorys_fault() -> N
         release(extra_args=["\ud800"])
 
 
+def refused(**changes: Any) -> None:
+    class Host:
+        def origin(self, path: str) -> Origin:
+            return Origin(path, 7)
+
+    build_release(Host(), server(**changes), SglangShaped(), PROJECT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["x" * (131072 - len("BIG=")), "é" * 65536], ids=["ascii", "utf-8"])
+def test_a_variable_that_the_kernel_passes_to_no_process_is_refused_with_its_place(value: str) -> None:
+    with pytest.raises(InventoryError, match=r"servers\.kimi\.env\.BIG: no process can be given") as caught:
+        refused(env={"BIG": value})
+    assert str(caught.value.origin) == "servers.kimi.env.BIG:7"
+    assert value not in str(caught.value)
+    assert release(env={"BIG": "x" * (131072 - len("BIG=") - 1)})
+
+
+def test_cuda_visible_devices_beside_gpus_is_a_contradiction() -> None:
+    for gpus in ([0, 1], []):
+        with pytest.raises(InventoryError, match=r"servers\.kimi\.env\.CUDA_VISIBLE_DEVICES: "):
+            refused(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus=gpus)
+    assert release(env={"CUDA_VISIBLE_DEVICES": "0"}, gpus="all")
+    assert release(env={"CUDA_VISIBLE_DEVICES": ""}, gpus=[])
+
+
 # -- how the variables reach the workers
 
 
 def test_the_server_scope_goes_by_pythonpath() -> None:
     built = release(sitecustomize={"scope": "server"})
-    assert 'export PYTHONPATH="$_here/pysite' in built.files["launch.sh"].text
+    assert 'export PYTHONPATH="$1/pysite' in built.files["launch.sh"].text
     assert "LAMPLIGHTER_PYSITE" not in built.files["launch.sh"].text
 
 
 @pytest.mark.parametrize("scope", ["pth", "interpreter"])
 def test_the_other_scopes_name_the_file_and_leave_pythonpath_alone(scope: str) -> None:
     built = release(sitecustomize={"scope": scope})
-    assert 'export LAMPLIGHTER_PYSITE="$_here/pysite"' in built.files["launch.sh"].text
+    assert 'export LAMPLIGHTER_PYSITE="$1/pysite"' in built.files["launch.sh"].text
     assert "PYTHONPATH" not in built.files["launch.sh"].text
     assert "NCCL_PROTO" in built.files["pysite/sitecustomize.py"].text
 

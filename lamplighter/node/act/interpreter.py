@@ -4,7 +4,8 @@ Two scopes, both opt-in. ``pth``: three files of ours in the site-packages of th
 marked block at the end of the ``sitecustomize.py`` which that Python really imports (behind Debian's symlink a file in
 /etc). Either runs the release's own ``sitecustomize.py``, and only where ``sys.prefix`` is the server's: other venves
 and the base interpreter pass it by. Which release: the one that the launch script names, else, in a venv, the current
-one. A payload that is missing or broken harms nobody.
+one. A payload that is missing or broken harms nobody. A server that moves to another Python has a block for each of the
+two until the new one serves, so that the old one can come back.
 
 Touches: these files, and ``<root>/servers/<name>/outside/``, where the original and what was done are written down
 *before* anything is done. So whatever moment a run is killed at, ``remove`` gives back the bytes of before. Raises
@@ -18,7 +19,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from typing import Dict, Iterator, Optional, Tuple
+from typing import Callable, Collection, Dict, Iterator, Optional, Tuple
 
 from lamplighter.node.act import files, lock
 from lamplighter.node.layout import ServerHome, read_json
@@ -64,11 +65,19 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
-    """One file outside our root, as it was before us. ``backup`` None: it was not there, so it goes when we go."""
+    """One file outside our root that we have changed or made. ``backup``: the original of a file of others."""
 
     path: str
     kind: str  # "block" within a file of others, or a "file" of ours
     backup: Optional[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One thing of ours outside our root: the block for one Python (``tag``) in a file, or a whole file (no tag)."""
+
+    path: str
+    tag: str = ""
 
 
 def install(scope: str, startup: Startup, home: ServerHome) -> Tuple[str, ...]:
@@ -76,41 +85,60 @@ def install(scope: str, startup: Startup, home: ServerHome) -> Tuple[str, ...]:
 
     Doing it again changes nothing. Raises OSError, Refused, lock.Locked.
     """
-    wanted = _wanted(scope, startup, home)
     changed = []
-    for path, (kind, text) in wanted.items():
-        with _locked(path):
-            before = _read(path)
-            after = _with_block(before, text, home.name) if kind == "block" else text.encode("ascii")
-            if kind == "file" and before is not None and not _is_ours(before, home.name):
-                raise Refused(f"{path} is there and not lamplighter's")
+    for place, text in _wanted(scope, startup, home).items():
+        with _locked(place.path):
+            before = _read(place.path)
+            if place.tag:
+                after = _with_block(place, before, text)
+            else:
+                after = text.encode("ascii")
+                if before is not None and not _is_ours(before, home):
+                    raise Refused(f"{place.path} is there and not lamplighter's")
             if after == before:
                 continue
-            _write_down(home, path, kind, before)
-            _replace(path, after)
-            changed.append(path)
+            _write_down(home, place, before)
+            _replace(place.path, after)
+            changed.append(place.path)
     return tuple(changed)
 
 
-def files_of(scope: str, startup: Startup, home: ServerHome) -> Tuple[str, ...]:
-    """Return the files that ``install`` would make or edit. Raises Refused."""
+def places_of(scope: str, startup: Startup, home: ServerHome) -> Tuple[Place, ...]:
+    """Return what ``install`` would make. Raises Refused."""
     return tuple(_wanted(scope, startup, home))
 
 
-def remove(home: ServerHome, keep: Tuple[str, ...] = ()) -> Tuple[str, ...]:
-    """Take away what ``install`` has put outside our root, but for the files ``keep``; return the files given back.
+def present(home: ServerHome) -> Tuple[Place, ...]:
+    """Return what of this server lies outside our root now. Raises OSError."""
+    found = []
+    for outside in recorded(home):
+        data = _read(outside.path)
+        if data is not None and outside.kind == "file":
+            found.append(Place(outside.path))
+        elif data is not None:
+            tags = (each["tag"].decode("ascii") for each in _BLOCK.finditer(data))
+            found += [Place(outside.path, tag) for tag in tags if _is_of(home, tag)]
+    return tuple(found)
+
+
+def remove(home: ServerHome, keep: Collection[Place] = ()) -> Tuple[str, ...]:
+    """Take away what ``install`` has put outside our root, but for ``keep``; return the files that were changed.
 
     A file that nobody else has changed since is, byte for byte, the one of before, with its mode and owner; changes of
-    others stay in it. Also mends what a killed run left behind.
+    others stay in it. Also mends what a killed run left behind. Raises OSError, Refused, lock.Locked; then what could
+    not be undone stays recorded.
     """
     given_back = []
     for outside in recorded(home):
-        if outside.path in keep:
-            continue
+        kept = {place.tag for place in keep if place.path == outside.path}
         with _locked(outside.path):
-            if _give_back(outside, home.name):
-                given_back.append(outside.path)
-            _forget(home, outside)
+            try:
+                if _give_back(home, outside, kept):
+                    given_back.append(outside.path)
+            except Refused as error:
+                raise Refused(f"{error}; the original is {outside.backup}") from error
+            if not kept:
+                _forget(home, outside)
     return tuple(given_back)
 
 
@@ -124,26 +152,24 @@ def recorded(home: ServerHome) -> Tuple[Outside, ...]:
 # ------------------------------------------------------------------------------------------------- what is wanted
 
 
-def _wanted(scope: str, startup: Startup, home: ServerHome) -> Dict[str, Tuple[str, str]]:
-    """Return path -> (kind, text), in the order of writing: a file that runs another comes after it."""
+def _wanted(scope: str, startup: Startup, home: ServerHome) -> Dict[Place, str]:
+    """Return the text of each place, in the order of writing: a file that runs another comes after it."""
     function = "_lamplighter_" + re.sub(r"\W", "_", home.name)
     hook = _HOOK.format(function=function, variable=PYSITE)
     # Without a venv the prefix is that of all of the system's own tools: only what the launch script names runs there.
     fallback = os.path.join(home.current, "pysite") if startup.is_venv else None
-    call = f"{{here}}, {os.path.realpath(startup.prefix)!a}, {fallback!a}"
+    prefix = os.path.realpath(startup.prefix)
+    call = f"{function}(__file__, {prefix!a}, {fallback!a})"
     if scope == "interpreter":
-        path = _imported_file(startup)
-        body = f"{hook}\n\n{function}({call.format(here='__file__')})\ndel {function}\n"
-        return {path: ("block", body)}
-    module = function + hashlib.sha256(home.name.encode()).hexdigest()[:6]
+        return {Place(_imported_file(startup), f"{home.path!a} in {prefix!a}"): f"{hook}\n\n{call}\ndel {function}\n"}
+    module = function + hashlib.sha256(os.fsencode(home.path)).hexdigest()[:6]
     stem = os.path.join(startup.packages, module)
-    head = _head(home.name)
-    start = f"\n\ndef start():\n    {function}({call.format(here='__file__')})\n"
+    head = _head(home)
     return {
-        f"{stem}.py": ("file", f"{head}{hook}{start}"),
+        Place(f"{stem}.py"): f"{head}{hook}\n\ndef start():\n    {call}\n",
         # Python 3.15 runs this one, and then not the import line beside it; older ones know only the import line.
-        f"{stem}.start": ("file", f"{head}{module}:start\n"),
-        f"{stem}.pth": ("file", f"{head}import {module}; {module}.start()\n"),
+        Place(f"{stem}.start"): f"{head}{module}:start\n",
+        Place(f"{stem}.pth"): f"{head}import {module}; {module}.start()\n",
     }
 
 
@@ -159,51 +185,85 @@ def _imported_file(startup: Startup) -> str:
     return path
 
 
-def _head(server: str) -> str:
-    return f"# lamplighter: start-up file of server {server}; `inv undeploy` removes it\n"
+def _head(home: ServerHome) -> str:
+    return f"# lamplighter: start-up file of {home.path!a}; `inv undeploy` removes it\n"
 
 
-def _is_ours(data: bytes, server: str) -> bool:
-    return data.startswith(_head(server).encode("ascii"))
+def _is_ours(data: bytes, home: ServerHome) -> bool:
+    return data.startswith(_head(home).encode("ascii"))
 
 
 # --------------------------------------------------------------------------------- the block within a file of others
 
+#: ``sign`` says what else goes with a block: ``+`` the line end in front of it, ``*`` the file itself.
+_BLOCK = re.compile(
+    rb"(?m)^# >>> lamplighter (?P<tag>[^\r\n]+) >>>(?P<sign>[+*]?)(?P<text>\r?\n"
+    rb"(?:(?!# (?:>>>|<<<) lamplighter )[^\n]*\n)*"
+    rb"# <<< lamplighter (?P=tag) <<<\r?(?:\n|\Z))"
+)
+_MARK = re.compile(rb"(?m)^# (?:>>>|<<<) lamplighter (?P<tag>[^\r\n]+) (?:>>>|<<<)")
 
-def _with_block(before: Optional[bytes], body: str, server: str) -> bytes:
+
+def _is_of(home: ServerHome, tag: str) -> bool:
+    return tag.startswith(f"{home.path!a} in ")
+
+
+def _with_block(place: Place, before: Optional[bytes], body: str) -> bytes:
     """Append the block, at the end because a file's docstring, coding and __future__ lines must stay in front."""
-    rest = _without_block(before or b"", server)
-    joint = "" if not rest or rest.endswith(b"\n") else "+"  # a newline of ours is taken away again
-    begin, end = _marks(server)
-    block = f"{begin}{joint}\n# `inv undeploy` removes this block.\n{body}{end}\n"
-    return rest + (b"\n" if joint else b"") + block.encode("ascii")
+    tag = place.tag.encode("ascii")
+    text = b"\n# `inv undeploy` removes this block.\n" + body.encode("ascii") + b"# <<< lamplighter " + tag + b" <<<\n"
+    rest = _without_blocks(place.path, before, lambda other: other == place.tag)
+    if before is not None and [block["text"] for block in _BLOCK.finditer(before) if block["tag"] == tag] == [text]:
+        return before
+    sign = b"*" if rest is None else b"+" if rest and not rest.endswith(b"\n") else b""
+    return (rest or b"") + (b"\n" if sign == b"+" else b"") + b"# >>> lamplighter " + tag + b" >>>" + sign + text
 
 
-def _without_block(data: bytes, server: str) -> bytes:
-    begin, end = (re.escape(mark.encode("ascii")) for mark in _marks(server))
-    block = re.compile(rb"(?ms)(\n?)^" + begin + rb"(\+?)\n.*?^" + end + rb"\n")
-    return block.sub(lambda found: b"" if found.group(2) else found.group(1), data)
+def _without_blocks(path: str, data: Optional[bytes], goes: Callable[[str], bool]) -> Optional[bytes]:
+    """Return ``data`` without the blocks whose tag ``goes``; None where there is no file without them.
+
+    Raises Refused where such a block is not whole: what belongs to it cannot be told then.
+    """
+    found = True
+    while data is not None and found:
+        found = False
+        for block in _BLOCK.finditer(data):
+            if goes(block["tag"].decode("ascii", "replace")):
+                data, found = _cut(data, block), True
+                break
+    for mark in _MARK.finditer(data or b""):
+        tag = mark["tag"].decode("ascii", "replace")
+        if goes(tag):
+            raise Refused(f"{path} holds a block of lamplighter that is not whole: remove the lines of {tag} by hand")
+    return data
 
 
-def _marks(server: str) -> Tuple[str, str]:
-    return f"# >>> lamplighter {server} >>>", f"# <<< lamplighter {server} <<<"
+def _cut(data: bytes, block: re.Match[bytes]) -> Optional[bytes]:
+    """Cut one block out. A block right behind it inherits its sign: that one now stands next to what the sign means."""
+    head, tail, sign = data[: block.start()], data[block.end() :], block["sign"]
+    heir = _BLOCK.match(tail)
+    if sign and heir and not heir["sign"]:
+        return head + tail[: heir.start("sign")] + sign + tail[heir.start("sign") :]
+    if sign == b"*" and not head and not tail:
+        return None
+    return head[:-1] if sign == b"+" and not tail else head + tail
 
 
 # ------------------------------------------------------------------------------------- writing, and giving back
 
 
-def _write_down(home: ServerHome, path: str, kind: str, before: Optional[bytes]) -> None:
+def _write_down(home: ServerHome, place: Place, before: Optional[bytes]) -> None:
     """Keep the original and the intent, durably, before the edit. Only the first original is one."""
     record = read_json(_record(home)) or {}
-    if path in record:
+    if place.path in record:
         return
     backup = None
-    if before is not None and kind == "block":
-        backup = os.path.join(_directory(home), _short(path))
-        files.make_directory(_directory(home))
-        files.write_file(backup, _without_block(before, home.name))
     files.make_directory(_directory(home))
-    files.write_json(_record(home), {**record, path: {"kind": kind, "backup": backup}})
+    if before is not None and place.tag:
+        backup = os.path.join(_directory(home), _short(place.path))
+        files.write_file(backup, before)
+    kind = "block" if place.tag else "file"
+    files.write_json(_record(home), {**record, place.path: {"kind": kind, "backup": backup}})
 
 
 def _forget(home: ServerHome, outside: Outside) -> None:
@@ -215,26 +275,22 @@ def _forget(home: ServerHome, outside: Outside) -> None:
             os.unlink(outside.backup)
 
 
-def _give_back(outside: Outside, server: str) -> bool:
-    """Undo one file; say whether there was anything to undo."""
+def _give_back(home: ServerHome, outside: Outside, kept: Collection[str]) -> bool:
+    """Undo one file but for the blocks ``kept`` ("": all of a file of ours); say whether there was anything to undo."""
     _sweep(outside.path)
     data = _read(outside.path)
-    if data is None:
+    if data is None or (outside.kind == "file" and (kept or not _is_ours(data, home))):
         return False
-    if outside.kind == "file":
-        if not _is_ours(data, server):
-            return False
-        os.unlink(outside.path)
-        _drop_bytecode(outside.path)
-    else:
-        rest = _without_block(data, server)
+    rest = None
+    if outside.kind == "block":
+        rest = _without_blocks(outside.path, data, lambda tag: _is_of(home, tag) and tag not in kept)
         if rest == data:
             return False
-        if rest or outside.backup is not None:
-            _replace(outside.path, rest)
-            return True
-        os.unlink(outside.path)
-        _drop_bytecode(outside.path)
+    if rest is not None:
+        _replace(outside.path, rest)
+        return True
+    os.unlink(outside.path)
+    _drop_bytecode(outside.path)
     files.sync_directory(os.path.dirname(outside.path))
     return True
 
@@ -293,6 +349,7 @@ def _drop_bytecode(path: str) -> None:
         for entry in os.listdir(cache):
             if entry.startswith(f"{stem}.") and entry.endswith(".pyc"):
                 os.unlink(os.path.join(cache, entry))
+        os.rmdir(cache)  # where ours was all that lay there
 
 
 def _read(path: str) -> Optional[bytes]:

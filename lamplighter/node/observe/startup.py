@@ -66,23 +66,24 @@ class Startup:
 # ------------------------------------------------------------------------------------------ which Python is started
 
 
-def interpreter_of(argv: Sequence[str], path: str) -> List[str]:
+def interpreter_of(argv: Sequence[str], path: str, python: Optional[str] = None) -> List[str]:
     """Return the words that start the Python of ``argv``, with its own flags: ``[.../python, "-I"]``.
 
     Follows a console script's first line (env, env -S, the shell line of pip and uv for long paths), ``uv run`` and
-    ``env NAME=value``. ``path`` is the PATH of the launch. Raises NoPython.
+    ``env NAME=value``. ``path`` is the PATH of the launch; ``python`` is known to be one whatever its name, also
+    behind a program that starts it (numactl, nice). Raises NoPython.
     """
     words = list(argv)
     if not words:
         raise NoPython("an empty command line")
     name = os.path.basename(words[0])
-    if _is_python(name):
+    if _is_python(name) or words[0] == python:
         return [words[0], *_flags(words[1:])]
     if name == "sudo":
         command = _behind_sudo(words[1:])
-        return [*words[: len(words) - len(command)], *interpreter_of(command, path)]
+        return [*words[: len(words) - len(command)], *interpreter_of(command, path, python)]
     if name == "env":
-        return interpreter_of(_behind_env(words[1:]), path)
+        return interpreter_of(_behind_env(words[1:]), path, python)
     if name == "uv" and words[1:2] == ["run"]:
         return _behind_uv(words)
     if name == "uvx":
@@ -90,7 +91,12 @@ def interpreter_of(argv: Sequence[str], path: str) -> List[str]:
     file = words[0] if "/" in words[0] else shutil.which(words[0], path=path)
     if file is None:
         raise NoPython(f"{words[0]} is not on the PATH of the launch")
-    return interpreter_of(_first_line(file), path)
+    try:
+        return interpreter_of(_first_line(file), path, python)
+    except NoPython:
+        if python not in words:
+            raise
+        return [python, *_flags(words[words.index(python) + 1 :])]
 
 
 def _is_python(name: str) -> bool:
@@ -183,7 +189,7 @@ import sysconfig
 flags = [("-I", "isolated"), ("-E", "ignore_environment"), ("-S", "no_site")]
 if sys.path[:1] == [""]:
     del sys.path[0]
-os.write(int(sys.argv[1]), json.dumps({
+os.write(1, ("\n%s %s\n" % (sys.argv[1], json.dumps({
     "version": list(sys.version_info[:3]),
     "prefix": sys.prefix,
     "base_prefix": getattr(sys, "base_prefix", sys.prefix),
@@ -191,36 +197,34 @@ os.write(int(sys.argv[1]), json.dumps({
     "sitecustomize": getattr(sys.modules.get("sitecustomize"), "__file__", None),
     "candidates": list(found()),
     "packages": sysconfig.get_path("purelib"),
-}).encode("ascii"))
+}))).encode("ascii"))
 """
 
 
 def ask(python: Sequence[str], environ: Mapping[str, str], seconds: float = SECONDS) -> Startup:
     """Start ``python`` (words with flags) in ``environ`` and let it tell. Raises NoPython with its last words."""
-    answer, channel = os.pipe()
-    plain = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
-    try:
-        done = subprocess.run(
-            [*python, "-c", _ASK, str(channel)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(channel,),
-            env=plain,
-            cwd="/",
-            timeout=seconds,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        os.close(answer)
-        why = getattr(error, "strerror", None) or f"no answer within {seconds:g} s"
-        raise NoPython(f"{python[0]}: {why}") from error
-    finally:
-        os.close(channel)
-    with os.fdopen(answer, "rb") as stream:
-        said = stream.read(1 << 20)
-    if not said:
-        words = done.stdout.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
+    # On stdout, because sudo closes all else; behind a word that no start-up file prints. Not in a pipe, which what a
+    # start-up file leaves running would hold open for ever.
+    word = f"lamplighter-{os.urandom(8).hex()}"
+    with open(os.memfd_create("ask"), "w+b") as output:
+        try:
+            done = subprocess.run(
+                [*python, "-c", _ASK, word],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                cwd="/",
+                timeout=seconds,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = getattr(error, "strerror", None) or f"no answer within {seconds:g} s"
+            raise NoPython(f"{python[0]}: {why}") from error
+        lines = os.pread(output.fileno(), 1 << 20, 0).decode("utf-8", "replace").splitlines()
+    said = next((line[len(word) :] for line in lines if line.startswith(f"{word} ")), None)
+    if said is None:
+        words = [line.strip() for line in lines if line.strip()] or [f"exit status {done.returncode}"]
         raise NoPython(f"{python[0]} does not start: {words[-1]}")
     told: Dict[str, object] = json.loads(said)
     return Startup(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Mapping, Optional
+from typing import Collection, Mapping, Optional
 
 from lamplighter.node import envproof, liveproof
 from lamplighter.node.act import interpreter, launcher, lock
@@ -18,13 +18,24 @@ def prove(run: Run) -> Optional[str]:
     """Start the server's interpreter as the launch script will, and a spawn child: do all variables arrive?
 
     In scopes pth and interpreter the start-up files outside our root come first, else there would be nothing to prove;
-    they hold nothing that the old server's processes would notice. A proof that fails takes new ones away again.
+    they hold nothing that the old server's processes would notice. Where this fails, new ones are taken away again.
     """
+    try:
+        before = interpreter.present(run.home)
+    except OSError as error:
+        raise _refused(run, error) from error
+    try:
+        return _prove(run)
+    except StageFailure:
+        _give_back(run, before)
+        raise
+
+
+def _prove(run: Run) -> Optional[str]:
     assert run.release is not None
     environ = launcher.bare_environment()
     expected = liveproof.expected_of(run.release)
     python = _interpreter(run, environ)
-    before = tuple(outside.path for outside in interpreter.recorded(run.home))
     _reach(run, python, environ)
     proof = envproof.prove_before(
         run.release.launch_script,
@@ -36,7 +47,6 @@ def prove(run: Run) -> Optional[str]:
         scope=run.plan.scope,
     )
     if not proof.ok:
-        interpreter.remove(run.home, keep=before)
         raise StageFailure(
             Exit.REFUSED,
             f"the variables would not reach the server: {proof.message}",
@@ -52,8 +62,7 @@ def prove(run: Run) -> Optional[str]:
 def confirm(run: Run) -> Optional[str]:
     """Look into every live worker: does each carry the variables, as far as the kernel lets us read it?
 
-    What is found wrong fails the stage; what cannot be read is a warning. After that, start-up files that the release
-    does not need any more are given back.
+    What is found wrong fails the stage; what cannot be read is a warning.
     """
     assert run.launch is not None
     assert run.release is not None
@@ -71,13 +80,17 @@ def confirm(run: Run) -> Optional[str]:
         if proof.use:
             run.progress(proof.use)
         first = proof.differences[0]
+        setting = f"servers.{run.plan.name}.env.{first.name}"
+        if run.plan.env.get(first.name, {}).get("mode") != "force":
+            hint = f"mode: force under {setting} wins over what a server writes before it starts its workers; "
+        else:
+            hint = f"{setting} is forced already: the server writes it after that, or forks from where it wrote it; "
         raise StageFailure(
             Exit.DEGRADED,
             f"the server runs with other variables than the inventory says: {proof.message}",
             cause="environment",
             evidence=str(first),
-            hint=f"mode: force under servers.{run.plan.name}.env.{first.name} wins over what a server writes before it "
-            "starts its workers; drop the variable if the server's own value is right",
+            hint=f"{hint}drop the variable if the server's own value is right",
         )
     if proof.is_proven:
         run.progress(proof.message)
@@ -85,15 +98,30 @@ def confirm(run: Run) -> Optional[str]:
         run.warn(proof.message)
     if proof.use:
         run.progress(proof.use)
-    _give_back_what_is_not_needed(run)
     return None
+
+
+def give_back_unneeded(run: Run) -> None:
+    """Give back the start-up files that the release which serves now has no use for: an earlier scope, or Python."""
+    if not interpreter.recorded(run.home):
+        return
+    keep: Collection[interpreter.Place] = ()
+    if run.plan.scope in interpreter.SCOPES:
+        environ = launcher.bare_environment()
+        try:
+            told = startup.ask(_interpreter(run, environ), {**environ, **run.plan.exports})
+            keep = interpreter.places_of(run.plan.scope, told, run.home)
+        except (startup.NoPython, interpreter.Refused):
+            return
+    _give_back(run, keep)
 
 
 def _interpreter(run: Run, environ: Mapping[str, str]) -> list[str]:
     """Return the words that start the server's Python, with the flags that its command line or script gives it."""
     assert run.release is not None
     try:
-        return startup.interpreter_of(run.plan.argv, launch_path(run.release.launch_script, environ))
+        path = launch_path(run.release.launch_script, environ)
+        return startup.interpreter_of(run.plan.argv, path, run.plan.python)
     except startup.NoPython as reason:
         run.progress(f"the command line does not tell which Python runs ({reason}): {run.plan.python} stands for it")
         return [run.plan.python]
@@ -118,33 +146,28 @@ def _reach(run: Run, python: list[str], environ: Mapping[str, str]) -> None:
     if run.plan.scope not in interpreter.SCOPES:
         return
     try:
-        told = startup.ask(python, environ)
+        told = startup.ask(python, {**environ, **run.plan.exports})
         for path in interpreter.install(run.plan.scope, told, run.home):
             run.progress(f"scope {run.plan.scope}: {path} now runs our sitecustomize.py for {told.prefix}")
     except (startup.NoPython, interpreter.Refused, lock.Locked, OSError) as error:
-        evidence = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise StageFailure(
-            Exit.REFUSED,
-            f"sitecustomize.scope {run.plan.scope} cannot be put in place",
-            cause="sitecustomize",
-            evidence=evidence,
-            hint=f"let lamplighter write there (become: true), or choose another servers.{run.plan.name}.sitecustomize",
-        ) from error
+        raise _refused(run, error) from error
 
 
-def _give_back_what_is_not_needed(run: Run) -> None:
-    keep: tuple[str, ...] = ()
-    recorded = interpreter.recorded(run.home)
-    if not recorded:
-        return
-    if run.plan.scope in interpreter.SCOPES:
-        environ = launcher.bare_environment()
-        try:
-            keep = interpreter.files_of(run.plan.scope, startup.ask(_interpreter(run, environ), environ), run.home)
-        except (startup.NoPython, interpreter.Refused):
-            return
+def _refused(run: Run, error: Exception) -> StageFailure:
+    is_closed = isinstance(error, OSError)
+    mend = "let lamplighter write there (become: true)" if is_closed else "mend what the evidence names"
+    return StageFailure(
+        Exit.REFUSED,
+        f"sitecustomize.scope {run.plan.scope} cannot be put in place",
+        cause="sitecustomize",
+        evidence=f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error),
+        hint=f"{mend}, or choose another servers.{run.plan.name}.sitecustomize.scope",
+    )
+
+
+def _give_back(run: Run, keep: Collection[interpreter.Place]) -> None:
     try:
         for path in interpreter.remove(run.home, keep):
-            run.progress(f"{path} is as it was before lamplighter")
-    except (lock.Locked, OSError) as error:
-        run.warn(f"a start-up file of an earlier scope stays: {error}", "`./inv undeploy` removes it")
+            run.progress(f"{path}: what this release does not need is taken out again")
+    except (interpreter.Refused, lock.Locked, OSError) as error:
+        run.warn(f"a start-up file that is not needed stays: {error}", "`./inv undeploy` removes it")

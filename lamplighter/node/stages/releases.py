@@ -14,7 +14,7 @@ from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import swap
+from lamplighter.node.stages import environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.worker import Run, StageFailure
 
@@ -143,6 +143,7 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
     files.point(run.home.current, os.path.join("releases", release.digest))
     launcher.note_ready(run.home, run.new_answered_at)
     standing.write_down(run)
+    environment.give_back_unneeded(run)
 
 
 def rollback_target(run: Run) -> Optional[ReleaseDirectory]:

@@ -14,11 +14,13 @@ case $here in
     '' | /*) ;;
     *) here=$PWD/$here ;;
 esac
-if [ ! -f "$here/pysite/sitecustomize.py" ]; then
+# Kept as $1: below, a variable of the server may have any name.
+set -- "$here" "$@"
+if [ ! -f "$1/pysite/sitecustomize.py" ]; then
     printf '%s: no pysite/sitecustomize.py beside it: call launch.sh by its path in its release\n' "$0" >&2
     exit 2
 fi
-case $here in
+case $1 in
     *:*)
         printf '%s: PYTHONPATH cannot hold a directory with a colon in its name\n' "$0" >&2
         exit 2
@@ -38,17 +40,18 @@ export NCCL_P2P_LEVEL=SYS
 export NCCL_PROTO=LL
 
 # What only the node knows: secrets, and the GPUs to use.
-if [ -e "$here/env" ]; then
+if [ -e "$1/env" ]; then
     set -a
     # shellcheck source=/dev/null
-    . "$here/env" || exit 2
+    . "$1/env" || exit 2
     set +a
 fi
 
 # Every Python below runs our sitecustomize.py. A trailing colon would mean the current directory, so there is none.
-export PYTHONPATH="$here/pysite${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$1/pysite${PYTHONPATH:+:$PYTHONPATH}"
 
 # Another command in this environment: the environment proof, or a curious engineer.
+shift
 if [ "$#" -gt 0 ]; then
     exec "$@"
 fi
