@@ -230,16 +230,14 @@ def verify(
     from lamplighter.run import verify as checks
 
     settings = command.settings_from(c, as_json=json)
-    results = checks.Results(junit)
+    with command.guarded(settings):
+        results = checks.Results(junit)
     command.read(
         settings,
         host,
         server,
         "verify",
-        lambda session, servers: {
-            one.name: results.add(session, one, checks.verify(session, one, settings.inventory, only or k))
-            for one in servers
-        },
+        lambda session, servers: checks.verify_all(session, servers, settings.inventory, only or k, results),
         verify_text,
         checks.judge_checks,
     )

@@ -24,6 +24,9 @@ from lamplighter.node.worker import Run
 
 #: A server under load may take long for its first token; one that hangs never gives it.
 TOKEN_SECONDS = 60.0
+
+#: For the model's name, which the HTTP process tells alone.
+MODELS_SECONDS = 10.0
 LOCATE_SECONDS = 20.0
 
 _LOCATE = "import sys, importlib.metadata as m; sys.stdout.write(str(m.distribution(sys.argv[1])._path))"
@@ -382,7 +385,46 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
         "unit": _unit_facts(home, record or {}),
         "logind": _logind_facts(found["host"]),
         "release": _release_facts(home, record or {}),
+        "answers": _answers(plan, engine, home, record or {}),
     }
+
+
+def _answers(plan: Plan, engine: Mapping[str, Any], home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
+    """Ask the server for one token and for its model: {"token", "model": {"ok", "message"}}.
+
+    With the key that the running release asks for, which is in no answer of ours.
+    """
+    release = home.release(record["release"]) if record.get("release") else None
+    stored = read_json(release.plan) if release is not None else None
+    if stored is not None:
+        key = probe.find_api_key(Plan.load(stored["server"]), stored["engine"], release)
+    else:
+        key = probe.find_api_key(plan, engine, release)
+    host, wanted = ports.probe_host(plan.host), {"served_name": plan.served_name, "model": plan.model}
+    is_in_reply = (engine.get("identity") or {}).get("source") == "reply"
+    reply: Optional[http.Reply] = None
+    trouble = ""
+    try:
+        generation = http.generate(engine, host, plan.port, plan.served_name, TOKEN_SECONDS, api_key=key, tls=plan.tls)
+        reply, trouble = generation.reply, generation.error
+    except http.HttpFailed as failed:
+        trouble = failed.reason
+    token = _told(not trouble, trouble or f"a token in {reply.seconds if reply else 0.0:.2f} s", key, reply)
+    if not is_in_reply:
+        try:
+            reply = http.models(engine, host, plan.port, MODELS_SECONDS, api_key=key, tls=plan.tls)
+        except http.HttpFailed as failed:
+            reply, trouble = None, failed.reason
+    if reply is None:
+        return {"token": token, "model": _told(False, trouble, key, reply)}
+    match = http.identity_matches(engine, wanted, reply)
+    return {"token": token, "model": _told(match.ok, match.message, key, reply)}
+
+
+def _told(ok: bool, message: str, key: Optional[str], reply: Optional[http.Reply]) -> Dict[str, Any]:
+    if reply is not None and reply.status == 401:
+        message += "; asked with the API key of its release" if key else "; its release has no API key"
+    return {"ok": ok, "message": message.replace(key, drift.HIDDEN) if key else message}
 
 
 def _sitecustomize(record: Mapping[str, Any], report: Mapping[str, Any]) -> Dict[str, str]:

@@ -16,10 +16,12 @@ from typing import Any
 
 import testinfra.backend.base
 
-from lamplighter.errors import LamplighterError
+from lamplighter.errors import ContactLost, LamplighterError
 from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout, sudo_refusal
 
 COMMAND_SECONDS = 60.0
+#: Bytes of a command's output that are taken, the rest of this machine's memory being for others.
+OUTPUT_LIMIT = 64 << 20
 #: For the shell to begin: a login with slow rc files, and sudo.
 START_SECONDS = 20.0
 #: How often we look whether the end of stderr has come when that of stdout has.
@@ -31,6 +33,10 @@ KILL_TREE = (
     "k() { set -- $1 $(cat /proc/$1/task/$1/children 2>/dev/null); kill -9 $1 2>/dev/null; shift;"
     ' for c in "$@"; do k $c; done; }; k'
 )
+
+
+class TooMuchOutput(ContactLost):
+    """The command wrote more than anybody would read, and was killed."""
 
 
 class Shell:
@@ -51,7 +57,10 @@ class Shell:
         self.broken: LamplighterError | None = None
 
     def run(self, command: str, timeout: float = COMMAND_SECONDS) -> CommandResult:
-        """Run ``command`` with ``/bin/sh -c``, without input. Raises CommandTimedOut, ContactLost, Unreachable."""
+        """Run ``command`` with ``/bin/sh -c``, without input.
+
+        Raises CommandTimedOut, TooMuchOutput, ContactLost, Unreachable.
+        """
         if self.broken is not None:
             raise self.broken
         self.commands += 1
@@ -62,11 +71,14 @@ class Shell:
             if fresh:
                 self._await_beginning(channel)
             return self._result(channel, command, timeout)
-        except CommandTimedOut:
+        except (CommandTimedOut, TooMuchOutput):
             self._give_up()
             raise
         except LamplighterError as error:
             self.broken = error
+            self.close()
+            raise
+        except BaseException:  # interrupted: the next command must not take this one's output for its own
             self.close()
             raise
 
@@ -131,6 +143,9 @@ class Shell:
         if not piece:
             raise self._ended(channel)
         self._out += piece
+        if len(self._out) > OUTPUT_LIMIT:
+            limit = f"{OUTPUT_LIMIT >> 20} MiB"
+            raise TooMuchOutput(f"{self._node.name}: more than {limit} came, the command was killed: {command[:200]}")
         if time.monotonic() > deadline:
             raise _timed_out(self._node.name, command)
 
@@ -170,6 +185,10 @@ class NodeBackend(testinfra.backend.base.BaseBackend):  # type: ignore[misc]  # 
         super().__init__(node.name)
         self.shell = Shell(node)
         self._encoding = "utf-8"  # asking the node for its encoding would cost a command
+
+    def decode(self, data: bytes) -> str:
+        """Any bytes are text: those that are no UTF-8 come back as the same bytes where they go into a command."""
+        return data.decode("utf-8", "surrogateescape")
 
     def run(self, command: str, *args: str, **kwargs: Any) -> testinfra.backend.base.CommandResult:
         line = self.get_command(command, *args)

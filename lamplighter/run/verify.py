@@ -1,29 +1,18 @@
-"""Checks of the node's state: ordinary pytest files, run here, whose testinfra ``host`` asks over our open connection.
+"""Verifying a server: the checks of its roles and of the inventory, what they mean for a deploy, and JUnit XML.
 
-A check file gets five fixtures: testinfra's ``host``; ``server``, what the inventory says of it; ``facts``, all that
-one question to the node brings back; ``limits``, the thresholds; and ``evidence``, to say what a passing check saw.
-Checks lie in ``roles/node/checks``, ``roles/<engine>/checks`` and ``inventory/checks``.
-
-A check is a *blocker* (it fails: exit 8) unless it is marked ``@pytest.mark.warning`` or the inventory says otherwise:
-``checks: {NAME: blocker | warning | off}``, with the name of its function without ``test_``. A number there is a
-threshold. Its docstring's first line is the question that people read.
+The checks themselves are run by `lamplighter.run.checks`, which is imported when they begin: pytest takes half a second
+to import, and a login travels meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
-import io
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-import pytest
-import testinfra.host
 import yaml
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
@@ -33,60 +22,16 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.wording import clean
-from lamplighter.run.backend import NodeBackend
 from lamplighter.run.deploy import HostSession
 
-LEVELS = ("blocker", "warning", "off")
+Answers = dict[str, dict[str, Any]]
+
+if TYPE_CHECKING:
+    from lamplighter.run.checks import Facts, ServerUnderCheck
 
 #: Kinds of result, those that exit 8 first.
 FAILED, ERROR, WARNING, SKIPPED, PASSED = "failed", "error", "warning", "skipped", "passed"
 BLOCKS = (FAILED, ERROR)
-
-Facts = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerUnderCheck:
-    """What a check may ask about the server: the inventory's words, and where the node keeps it.
-
-    ``engine`` is its role's engine.yml, ``argv`` its command line. ``directory`` (``<root>/servers/<name>`` on the
-    node), ``release`` and ``pid`` (0: none) come from the facts. ``python`` is the interpreter of our side of the work
-    on the node, not the server's.
-    """
-
-    name: str
-    engine: Mapping[str, Any]
-    model: str
-    served_name: str
-    host: str
-    port: int
-    gpus: str | tuple[int | str, ...]
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    python: str
-    ask_facts: Callable[[], Facts]
-    tls: str = "none"
-
-    @property
-    def directory(self) -> str:
-        return str(self.ask_facts()["directory"])
-
-    @property
-    def release(self) -> str:
-        return str(self.ask_facts()["server"].get("release") or "")
-
-    @property
-    def pid(self) -> int:
-        return int(self.ask_facts()["server"].get("pid") or 0)
-
-    @property
-    def is_running(self) -> bool:
-        return self.pid > 0
-
-    @property
-    def gpu_count(self) -> int:
-        """How many GPUs it uses."""
-        return len(self.ask_facts()["wanted"]["uuids"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,32 +49,16 @@ class CheckResult:
     seconds: float
 
 
-class Limits(Mapping[str, Any]):
-    """The thresholds of a server's checks; a check that asks for one that nobody has set is an error of its role."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self.used: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.used.add(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-# ---------------------------------------------------------------------------------------------------- what is run
-
-
 def verify(session: HostSession, server: Server, inventory: Path, only: str = "") -> dict[str, Any]:
     """Run the checks of ``server`` against the node; return {"checks": [...]}. Reads only.
 
     ``only`` is a pytest ``-k`` expression. Raises LamplighterError when the node cannot be asked.
     """
+    import testinfra.host
+
+    from lamplighter.run.backend import NodeBackend
+    from lamplighter.run.checks import run_checks
+
     asked = _Asked(session, server)
     backend = NodeBackend(session.node)
     try:
@@ -152,6 +81,25 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
     return {"checks": [dataclasses.asdict(result) for result in results]}
 
 
+def verify_all(
+    session: HostSession, servers: Sequence[Server], inventory: Path, only: str, results: Results
+) -> Answers:
+    """Run ``verify`` for each of the servers and hand the answers to ``results``, too, or why there are none."""
+    answers: Answers = {}
+    for server in servers:
+        try:
+            answers[server.name] = verify(session, server, inventory, only)
+        except LamplighterError as error:
+            results.add(session.host.name, server.name, [_unverified(error)])
+            raise
+        results.add(session.host.name, server.name, answers[server.name]["checks"])
+    return answers
+
+
+def _unverified(error: LamplighterError) -> dict[str, Any]:
+    return dataclasses.asdict(CheckResult("verify", "can the node be asked", "blocker", ERROR, str(error), 0.0))
+
+
 class _Asked:
     """The facts, asked for when a check first wants them; an error is kept for the one who can tell it."""
 
@@ -171,183 +119,6 @@ class _Asked:
                 self.trouble = error
                 raise
         return self._facts
-
-
-def run_checks(
-    host: Any,
-    subject: ServerUnderCheck,
-    ask_facts: Callable[[], Facts],
-    directories: Sequence[Path],
-    settings: Mapping[str, Any] | None = None,
-    only: str = "",
-    thresholds: frozenset[str] = frozenset(),
-) -> list[CheckResult]:
-    """Run the check files below ``directories`` with these fixtures; return what each found.
-
-    ``settings`` are the inventory's ``checks``; ``thresholds`` the names that roles know. pytest runs in this process:
-    not for several threads at once. Raises UsageError for an ``only`` that is no expression.
-    """
-    settings = settings or {}
-    limits = Limits({name: value for name, value in settings.items() if value not in LEVELS})
-    levels = {name: value for name, value in settings.items() if value in LEVELS}
-    fixtures = _Fixtures(host, subject, ask_facts, limits)
-    collector = _Collector(levels, fixtures)
-    words = [
-        *("-p", "no:pytest11.testinfra"),  # its own `host` fixture would win, and test the control machine
-        *("-p", "no:testinfra", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:timeout"),
-        *("-c", str(Path(__file__).parent.parent.parent / "roles" / "checks.ini")),
-        *("--rootdir", "/", "--import-mode=importlib"),  # modules are named by their path from there: no two alike
-        *(("-k", only) if only else ()),
-        *map(str, directories),
-    ]
-    with _quiet():
-        status = pytest.main(words, plugins=[fixtures, collector])
-    if status == pytest.ExitCode.USAGE_ERROR and only and not collector.results:
-        raise UsageError(f"no expression that pytest -k understands: {only}", next_step='write "gpu and not memory"')
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not collector.results:
-        said = "no check has such a name" if only else f"pytest ended with {status!r}; no check ran"
-        return [CheckResult("checks", "did any check run", "blocker", ERROR, said, 0.0)]
-    return collector.results + ([] if only else _unknown_names(levels, limits, collector, thresholds))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Let nothing of pytest's reach our output, nor the options of a pytest around us reach it."""
-    kept = {name: os.environ.pop(name) for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS") if name in os.environ}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        os.environ.update(kept)
-
-
-def _unknown_names(
-    levels: Mapping[str, str], limits: Limits, collector: _Collector, thresholds: frozenset[str]
-) -> list[CheckResult]:
-    """Names of the inventory that no check bears and no check asked for: a typing mistake would switch nothing off."""
-    known = collector.names | thresholds | limits.used
-    wrong = sorted(({*levels} - collector.names) | ({*limits} - thresholds - limits.used))
-    found = []
-    for name in wrong:
-        near = difflib.get_close_matches(name, known, n=1)
-        said = f"checks.{name}: no check of this name" + (f"; did you mean {near[0]}?" if near else "")
-        found.append(CheckResult(name, "is every name under checks known", "blocker", ERROR, said, 0.0))
-    return found
-
-
-class _Fixtures:
-    def __init__(
-        self, host: Any, server: ServerUnderCheck, ask_facts: Callable[[], Facts], limits: Mapping[str, Any]
-    ) -> None:
-        self._host = host
-        self._server = server
-        self._ask_facts = ask_facts
-        self._limits = limits
-
-    @pytest.fixture(scope="session")
-    def host(self) -> Any:
-        return self._host
-
-    @pytest.fixture(scope="session")
-    def server(self) -> ServerUnderCheck:
-        return self._server
-
-    @pytest.fixture(scope="session")
-    def facts(self) -> Facts:
-        return self._ask_facts()
-
-    @pytest.fixture(scope="session")
-    def limits(self) -> Mapping[str, Any]:
-        return self._limits
-
-    @pytest.fixture
-    def evidence(self, record_property: Callable[[str, object], None]) -> Callable[[object], None]:
-        return lambda text: record_property("evidence", text)
-
-
-class _Collector:
-    """Takes down every check's result, at the level that the inventory gives it."""
-
-    def __init__(self, levels: Mapping[str, str], fixtures: _Fixtures) -> None:
-        self._levels = levels
-        self._fixtures = fixtures
-        self._known: dict[str, tuple[str, str, str]] = {}  # by node id: name, question, level
-        self.names: set[str] = set()
-        self.results: list[CheckResult] = []
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen, off = [], []
-        for item in items:
-            function = getattr(item, "originalname", None) or item.name
-            name = function.removeprefix("test_")
-            self.names.add(name)
-            level = self._levels.get(name) or ("warning" if item.get_closest_marker("warning") else "blocker")
-            said = (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip().splitlines()
-            parameters = item.name[len(function) :]
-            question = f"{said[0]} {parameters}".strip() if said else f"{name.replace('_', ' ')}{parameters}"
-            self._known[item.nodeid] = (name, question, level)
-            if level == "off":
-                off.append(item)
-                self.results.append(CheckResult(name, question, level, SKIPPED, "off in the inventory", 0.0))
-            elif self._asks_another_host(item):
-                off.append(item)
-                said_why = "its file or a conftest.py has a `host` fixture of its own: it would test another machine"
-                self.results.append(CheckResult(name, question, level, ERROR, said_why, 0.0))
-            else:
-                chosen.append(item)
-        if off:
-            items[:] = chosen
-            config.hook.pytest_deselected(items=off)
-
-    def _asks_another_host(self, item: pytest.Item) -> bool:
-        information = getattr(item, "_fixtureinfo", None)
-        definitions = information.name2fixturedefs.get("host") if information is not None else None
-        if not definitions:
-            return False
-        return getattr(definitions[-1].func, "__self__", None) is not self._fixtures
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and report.outcome == "passed":
-            return
-        name, question, level = self._known[report.nodeid]
-        outcome = ERROR if report.failed and report.when != "call" else str(report.outcome)
-        if level == "warning" and outcome in BLOCKS:
-            outcome = WARNING
-        seconds = round(report.duration, 3)
-        self.results.append(CheckResult(name, question, level, outcome, _evidence(report), seconds))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            name = report.nodeid or "checks"
-            self.results.append(CheckResult(name, "can its file be read", "blocker", ERROR, _evidence(report), 0.0))
-
-
-def _evidence(report: pytest.TestReport | pytest.CollectReport) -> str:
-    if report.outcome == "passed":
-        told = [str(value) for name, value in getattr(report, "user_properties", ()) if name == "evidence"]
-        return "; ".join(told)
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
-        first = (str(crash.message).splitlines() or [""])[0]
-        return first.removeprefix("AssertionError: ").removeprefix("Failed: ")
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
-    return (text.strip().splitlines() or [""])[-1].removeprefix("Skipped: ").removeprefix("E   ").strip()
-
-
-def ask_tool(host: Any, command: str, *args: str) -> str:
-    """Return what a tool of the node prints; skip the check, with the reason, where it is missing or cannot tell.
-
-    For check files. One round trip.
-    """
-    done = host.run(command, *args)
-    name = command.split(maxsplit=1)[0]
-    if done.rc == 127:
-        pytest.skip(f"{name} is not on the node")
-    if done.rc != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        pytest.skip(f"{name} cannot tell (exit status {done.rc}): {said[-1] if said else 'no word'}")
-    return str(done.stdout)
 
 
 # --------------------------------------------------------------------------------------------------- what follows
@@ -390,21 +161,31 @@ def judge_checks(answer: Mapping[str, Any]) -> Exit:
 
 
 class Results:
-    """Keeps the results of several servers and writes them as JUnit XML, if ``path`` names a file."""
+    """Keeps the results of several servers and writes them as JUnit XML, if ``path`` names a file.
+
+    Begins with a file without results: nobody shall take those of the last time for ours. Raises UsageError where it
+    cannot be written.
+    """
 
     def __init__(self, path: str | None) -> None:
         self._path = Path(path).expanduser() if path else None
         self._suites: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
+        self._write()
 
-    def add(self, session: HostSession, server: Server, found: dict[str, Any]) -> dict[str, Any]:
-        """Take the answer of ``verify`` and hand it back. Raises UsageError when the file cannot be written."""
-        if self._path is not None:
-            self._suites.append((session.host.name, server.name, found["checks"]))
-            try:
-                self._path.write_text(junit_text(self._suites), encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"--junit {self._path}: {error.strerror}") from error
-        return found
+    def add(self, host: str, server: str, checks: Sequence[Mapping[str, Any]]) -> None:
+        """Take what was found at one server. Raises UsageError when the file can be written no more."""
+        self._suites.append((host, server, checks))
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        try:
+            self._path.write_text(junit_text(self._suites), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"--junit {self._path}: {error.strerror}", next_step="name a file in a directory that you may write to"
+            ) from error
 
 
 def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> str:
@@ -454,6 +235,8 @@ def _defaults(server: Server, project: Path) -> frozenset[str]:
 
 
 def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts]) -> ServerUnderCheck:
+    from lamplighter.run.checks import ServerUnderCheck
+
     engine = load_engine(server.engine, session.project / "roles")
     return ServerUnderCheck(
         name=server.name,
@@ -465,7 +248,6 @@ def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts
         gpus=server.gpus,
         argv=tuple(engine.argv(server)),
         env={name: entry.value for name, entry in server.env.items()},
-        python=session.host.connection.python,
         ask_facts=ask_facts,
         tls=server.tls,
     )

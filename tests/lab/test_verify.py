@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from lab import control
 from lamplighter.errors import Unreachable
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
-from lamplighter.run.backend import Shell
+from lamplighter.run import backend
+from lamplighter.run.backend import Shell, TooMuchOutput
 from lamplighter.run.deploy import HostSession, open_session
 from lamplighter.run.ssh import CommandTimedOut
 from lamplighter.run.verify import verify
-from tests.driver import PROJECT
+from tests.driver import PROJECT, eventually
 from tests.lab.conftest import Box
 
 
@@ -125,7 +127,7 @@ def test_own_checks_levels_junit_and_expressions(box: Box, tmp_path: Path) -> No
     assert box.run("verify", "-k", "and and").code == Exit.USAGE
 
 
-def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box) -> None:
+def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     with session(box) as opened:
         shell = Shell(opened.node)
         done = shell.run("head -c 100000 /dev/zero; printf '\\377\\n\\n'; printf 'e\\000r' >&2; exit 7")
@@ -136,6 +138,12 @@ def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box) -> No
             == quoted.encode()
         )
         assert shell.run("cat").stdout == b""  # no input, and none of ours
+        first = shell.run("echo $PPID").stdout
+        monkeypatch.setattr(backend, "OUTPUT_LIMIT", 200_000)
+        assert len(shell.run("head -c 150000 /dev/zero").stdout) == 150_000
+        with pytest.raises(TooMuchOutput):
+            shell.run("exec yes")
+        assert shell.run("echo $PPID").stdout != first
         first = shell.run("echo $PPID").stdout
         assert shell.run("echo $PPID").stdout == first
         began = time.monotonic()
@@ -149,6 +157,41 @@ def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box) -> No
             assert time.monotonic() < deadline, "the hung command was not killed"
             time.sleep(0.02)
         shell.close()
+
+
+def test_ctrl_c_ends_verify_and_not_the_check_that_waits(box: Box) -> None:
+    checks = box.driver.inventory / "checks"
+    checks.mkdir()
+    (checks / "test_own.py").write_text(
+        "def test_first(host):\n    host.run('touch $HOME/begun; exec sleep 50')\n"
+        "def test_second(host):\n    host.run('touch $HOME/second')\n"
+    )
+    with box.driver.started("verify", "--host", "box", "-k", "first or second") as verifying:
+        eventually((box.home / "begun").exists, 60)
+        verifying.send_signal(signal.SIGINT)
+        assert verifying.wait(30) == Exit.INTERRUPTED
+    assert not (box.home / "second").exists()
+
+
+def test_a_server_that_wants_an_api_key_is_asked_with_it_and_nobody_sees_it(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hush-hush-key")
+    box.configure(args={"api-key": "hush-hush-key"})
+    deployed = box.deploy()
+    assert deployed.code == Exit.OK, deployed
+    report = tmp_path / "report.xml"
+    done = box.run("verify", "--json", "--junit", str(report))
+    assert done.code == Exit.OK, done
+    checks = json.loads(done.stdout)["verify"]["hosts"]["box"]["servers"]["demo"]["checks"]
+    found = {check["name"]: check for check in checks}
+    assert found["model_answers"]["outcome"] == found["served_model_is_the_one_wanted"]["outcome"] == "passed"
+    box.configure(args={"api-key": "another-key-by-now"}, served_name="other")  # not deployed: the old key still holds
+    again = box.run("verify", "--json")
+    checks = json.loads(again.stdout)["verify"]["hosts"]["box"]["servers"]["demo"]["checks"]
+    found = {check["name"]: check for check in checks}
+    assert found["served_model_is_the_one_wanted"]["evidence"] == "serves demo-model, not other"
+    assert "drift" not in found["model_answers"]["evidence"]
+    said = [deployed.stdout, deployed.stderr, done.stdout, done.stderr, again.stdout, report.read_text()]
+    assert not [text for text in said if "hush-hush" in text or "another-key" in text]
 
 
 def test_a_lost_connection_is_no_failed_check(box: Box) -> None:

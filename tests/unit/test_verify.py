@@ -14,26 +14,23 @@ import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from lamplighter.errors import UsageError
+from lamplighter.errors import Unreachable, UsageError
 from lamplighter.node.events import Exit
 from lamplighter.run import verify
-from lamplighter.run.verify import CheckResult, ServerUnderCheck, junit_text, run_checks
+from lamplighter.run.checks import ServerUnderCheck, run_checks
+from lamplighter.run.verify import CheckResult, Results, junit_text
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 CHECKS = PROJECT / "roles" / "node" / "checks"
 RECORDED = json.loads((PROJECT / "tests" / "recordings" / "facts" / "demo.json").read_text())
 THRESHOLDS = yaml.safe_load((PROJECT / "roles" / "node" / "defaults.yml").read_text())["server"]["checks"]
 UUIDS = RECORDED["wanted"]["uuids"]
-
-ENGINE = {
-    "identity": {"source": "models", "path": "/v1/models", "field": "data.*.id", "equals": ["{served_name}"]},
-    "generate": {"kind": "completion", "path": "/v1/completions", "body": {"prompt": "Hello"}},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +63,6 @@ HEALTHY = {
     "topo": Done(stdout=GOOD_P2P),
     "timedatectl": Done(stdout="yes\n"),
     "fabricmanager": Done(stdout="active\n"),
-    " GET ": Done(stdout='200 {"data": [{"id": "demo-model"}]}'),
-    " POST ": Done(stdout='200 {"choices": [{"text": "a"}]}'),
 }
 
 
@@ -99,6 +94,9 @@ def healthy() -> dict[str, Any]:
     facts["engine"] = {
         "distribution": "sglang", "version": "0.5.16", "files": 2104, "changed": {}, "missing": [], "error": None,
     }  # fmt: skip
+    facts["answers"] = {
+        "model": {"ok": True, "message": "serves demo-model"}, "token": {"ok": True, "message": "a token in 0.03 s"},
+    }  # fmt: skip
     for gpu in facts["gpus"]:
         gpu["details"].update({"fabric.state": "Completed", "fabric.status": "Success"})
     return facts
@@ -106,8 +104,8 @@ def healthy() -> dict[str, Any]:
 
 def subject(facts: Any, **other: Any) -> ServerUnderCheck:
     known: dict[str, Any] = {
-        "name": "demo", "engine": ENGINE, "model": "demo-model", "served_name": "demo-model", "host": "127.0.0.1",
-        "port": 8000, "gpus": "all", "argv": (), "env": {}, "python": "python3", "ask_facts": lambda: facts,
+        "name": "demo", "engine": {}, "model": "demo-model", "served_name": "demo-model", "host": "127.0.0.1",
+        "port": 8000, "gpus": "all", "argv": (), "env": {}, "ask_facts": lambda: facts,
     }  # fmt: skip
     return ServerUnderCheck(**{**known, **other})
 
@@ -198,7 +196,7 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("disks_have_room", "blocker", put("space > /tmp > free", 1 << 30), {}, "/tmp: 1.0 GiB free, at least 5"),
     ("disks_have_room", "blocker", put("space > /tmp > free_inodes", 7), {}, "/tmp: 0.0 % of the inodes free"),
     ("limits_of_the_server_are_high", "warning", put("limits > open files", 1024.0), {}, "1024 open files, at least 65536"),
-    ("limits_of_the_server_are_high", "warning", put("limits > locked memory", 65536.0), {}, "locked memory is limited to 64 KiB"),
+    ("limits_of_the_server_are_high", "warning", put("limits > locked memory", 65536.0), {}, "locked memory is limited to 64 KiB, unlimited (at least 1024 GiB) is wanted"),
     ("memory_is_available", "warning", put("memory > MemAvailable", 1 << 30), {}, "1.0 GiB available"),
     ("hugepages_are_not_set_aside", "warning", put("memory > HugePages_Free", 512), {}, "512 huge pages"),
     ("clock_is_synchronised", "warning", None, {"timedatectl": Done(stdout="no\n")}, "NTPSynchronized is no"),
@@ -217,8 +215,8 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("process_is_alive", "blocker", put("processes", []), {}, "has ended"),
     ("port_is_held_by_the_server", "blocker", put("ports", []), {}, "nobody listens on port 8000"),
     ("port_is_held_by_the_server", "blocker", put("ports > 0 > pids", [77]), {}, "held by pid 77"),
-    ("served_model_is_the_one_wanted", "blocker", None, {" GET ": Done(stdout='200 {"data": [{"id": "other"}]}')}, "it serves other, not demo-model"),
-    ("model_answers", "blocker", None, {" POST ": Done(stdout="503 draining")}, "/v1/completions answers 503: draining"),
+    ("served_model_is_the_one_wanted", "blocker", put("answers > model", {"ok": False, "message": "serves other, not demo-model"}), {}, "serves other, not demo-model"),
+    ("model_answers", "blocker", put("answers > token", {"ok": False, "message": "HTTP 503: draining"}), {}, "HTTP 503: draining"),
     ("unit_is_enabled", "blocker", put("unit > UnitFileState", "disabled"), {}, "lamplighter-demo.service is disabled"),
     ("unit_is_as_written", "warning", put("unit > edited", "+Restart=no"), {}, "+Restart=no"),
     ("unit_is_as_written", "warning", put("unit > NeedDaemonReload", "yes"), {}, "daemon-reload"),
@@ -265,7 +263,6 @@ SKIPS: list[tuple[str, Any, dict[str, Done], str]] = [
     ("workers_carry_the_variables", put("environment > state", "inconclusive"), {}, "2/2 workers"),
     ("sitecustomize_is_in_force", put("sitecustomize > scope", "none"), {}, "scope is none"),
     ("engine_files_are_as_installed", put("engine", {"distribution": "x", "error": "no RECORD"}), {}, "no RECORD"),
-    ("served_model_is_the_one_wanted", None, {" GET ": Done(stdout="401 no")}, "wants an API key"),
 ]  # fmt: skip
 
 
@@ -285,6 +282,15 @@ def test_a_server_without_gpus_skips_what_is_about_gpus() -> None:
     found = check("test_gpus.py and not stuck", gpus=())
     assert len(found) > 15
     assert [result for result in found.values() if result.outcome != "skipped"] == []
+
+
+def test_locked_memory_matters_where_gpus_are_used() -> None:
+    facts = healthy()
+    facts["limits"]["locked memory"] = 8388608.0
+    assert check("limits", facts, gpus=())["limits_of_the_server_are_high"].outcome == "passed"
+    demo = yaml.safe_load((PROJECT / "roles" / "demo" / "defaults.yml").read_text())["checks"]
+    assert check("limits", facts, settings=demo)["limits_of_the_server_are_high"].outcome == "passed"
+    assert check("limits", facts)["limits_of_the_server_are_high"].outcome == "warning"
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]"])
@@ -355,9 +361,116 @@ def test_options_of_a_pytest_around_are_not_ours(tmp_path: Path, monkeypatch: py
     assert os.environ["PYTEST_ADDOPTS"] == "--no-such-option"
 
 
-def test_a_file_that_does_not_import_is_an_error(tmp_path: Path) -> None:
-    found = list(check("", directory=write(tmp_path, "import no_such_module_here\n")).values())
-    assert [(result.outcome, "no_such_module_here" in result.evidence) for result in found] == [("error", True)]
+GOOD = "def test_good(facts):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_module_here\n", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("def test_a(host):\n    pass\n\ndef test_b(host:\n", "line 4: SyntaxError: '(' was never closed"),
+        ("import pytest\n@pytest.mark.warnin\ndef test_a(): pass\n", "'warnin' not found in `markers`"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_and_the_others_run(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "test_bad.py").write_text(text)
+    found = check(directory=write(tmp_path, GOOD))
+    assert found["good"].outcome == "passed", found
+    bad = found["test_bad.py"]
+    assert bad.outcome == "error"
+    assert words in bad.evidence
+    assert bad.question == f"can {tmp_path}/test_bad.py be read"
+
+
+def test_a_conftest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import no_such_module_here\n")
+    found = check(directory=write(tmp_path, GOOD))
+    assert found["checks"].outcome == "error"
+    assert "no_such_module_here" in found["checks"].evidence
+    assert "no_such_module_here" in check("good", directory=tmp_path)["checks"].evidence  # -k is not to blame
+
+
+def test_nothing_is_carried_from_one_server_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / "test_half.py").write_text("def test_first():\n    pass\nimport no_such_module_here\n")
+    text = "seen = []\ndef test_state(evidence):\n    seen.append(1)\n    evidence(len(seen))\n"
+    for _ in range(2):
+        found = check(directory=write(tmp_path, text))
+        assert found["state"].evidence == "1"
+        assert found["test_half.py"].outcome == "error"
+
+
+def test_a_check_that_leaves_loses_no_other_without_a_word(tmp_path: Path) -> None:
+    text = "import sys, pytest\ndef test_leaving():\n    sys.exit(0)\n"
+    found = check(directory=write(tmp_path, text + GOOD))
+    assert (found["leaving"].outcome, found["good"].outcome) == ("failed", "passed")
+    text = "import pytest\ndef test_leaving():\n    pytest.exit('enough')\n"
+    found = check(directory=write(tmp_path, text + GOOD).rename(tmp_path.with_name("again")))
+    assert "good" not in found
+    assert found["checks"].outcome == "error"
+    assert "pytest.exit: enough" in found["checks"].evidence
+
+
+def test_ctrl_c_ends_the_checks_and_is_no_failure_of_one(tmp_path: Path) -> None:
+    ctrl_c = "import os, signal\ndef test_a():\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
+    with pytest.raises(KeyboardInterrupt):
+        check(directory=write(tmp_path, ctrl_c + GOOD))
+
+
+@pytest.mark.parametrize("place", ["call", "fixture"])
+def test_a_check_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path, place: str) -> None:
+    loop = "    while True:\n        try:\n            time.sleep(1)\n        except Exception:\n            pass\n"
+    texts = {
+        "call": f"import time\ndef test_slow():\n{loop}",
+        "fixture": f"import pytest, time\n@pytest.fixture\ndef wait():\n{loop}\ndef test_slow(wait):\n    pass\n",
+    }
+    found = check(settings={"check_seconds": 0.3}, directory=write(tmp_path, texts[place] + GOOD))
+    assert found["slow"].outcome == ("failed" if place == "call" else "error")
+    assert found["slow"].evidence == "it did not end within 0.3 s (checks.check_seconds)"
+    assert found["good"].outcome == "passed"
+
+
+def test_a_repository_around_the_inventory_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conftest.py").write_text("raise SystemError('of the tests of that repository')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "checks" / "deeper").mkdir(parents=True)
+    (tmp_path / "checks" / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef mine():\n    return 7\n")
+    write(tmp_path / "checks" / "deeper", "def test_it(mine, evidence):\n    evidence(mine)\n")
+    monkeypatch.chdir(tmp_path)
+    assert check(directory=tmp_path / "checks")["it"].evidence == "7"
+
+
+def test_plugins_that_happen_to_be_installed_have_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site" / "plugin-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[pytest11]\nplugin = no_such_module_of_a_plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    (tmp_path / "own").mkdir()
+    assert check(directory=write(tmp_path / "own", GOOD))["good"].outcome == "passed"
+
+
+def test_evidence_says_what_pytest_knows(tmp_path: Path) -> None:
+    text = (
+        "import pytest\n"
+        "def test_bare(facts):\n    assert facts['server']['name'] == 'other'\n"
+        "def test_told(facts):\n    assert False, 'in words'\n"
+        "def test_fixture(no_such_fixture):\n    pass\n"
+        "def test_error():\n    raise UnicodeError('no')\n"
+        "@pytest.mark.xfail(reason='since June')\ndef test_known():\n    assert False\n"
+        "@pytest.mark.skip(reason='not now')\ndef test_skip():\n    pass\n"
+        "def test_bytes(evidence):\n    evidence(b'caf\\xe9 \\x1b[1m'.decode('utf-8', 'surrogateescape'))\n"
+    )
+    found = {name: each.evidence for name, each in check(directory=write(tmp_path, text)).items()}
+    assert found["bare"].startswith("assert 'demo' == 'other'")
+    assert found == {
+        **found,
+        "told": "in words",
+        "fixture": "fixture 'no_such_fixture' not found",
+        "error": "UnicodeError: no",
+        "known": "since June",
+        "skip": "not now",
+        "bytes": "caf\\udce9 \x1b[1m",
+    }
 
 
 def test_an_expression_that_selects_nothing_or_is_none() -> None:
@@ -390,3 +503,29 @@ def test_junit_has_a_suite_a_server_and_every_outcome() -> None:
     assert second.get("name") == "gpu2/kimi"
     assert [case.find("*").tag for case in first] == ["system-out", "failure", "error", "skipped", "skipped"]
     assert first.find("testcase[@name='c1']/failure").get("message") == "e<&"
+
+
+def test_junit_is_written_before_anything_is_asked_and_holds_nothing_of_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.xml"
+    path.write_text(junit_text([("gpu1", "old", [])]))
+    results = Results(str(path))
+    assert [*ET.parse(path).getroot()] == []
+
+    def lost(*_: object) -> None:
+        raise Unreachable("gpu1: the wire is cut")
+
+    monkeypatch.setattr(verify, "verify", lost)
+    session, server = SimpleNamespace(host=SimpleNamespace(name="gpu1")), SimpleNamespace(name="demo")
+    with pytest.raises(Unreachable):
+        verify.verify_all(session, [server], tmp_path, "", results)  # type: ignore[arg-type, list-item]
+    [suite] = ET.parse(path).getroot()
+    assert (suite.get("name"), suite.get("errors")) == ("gpu1/demo", "1")
+    assert "the wire is cut" in suite.find("testcase/error").get("message")
+
+
+@pytest.mark.parametrize("path", ["no/such/directory/report.xml", "."])
+def test_a_junit_file_that_cannot_be_written_is_told_at_once(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UsageError, match="--junit"):
+        Results(str(tmp_path / path))

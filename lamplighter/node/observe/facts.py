@@ -188,13 +188,15 @@ def limits_of(pid: int) -> Dict[str, Optional[float]]:
 def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
     """List the processes that stay in uninterruptible sleep, with the place in the kernel where that can be read.
 
-    Whoever waits for a disk is in that state for a moment, and again the next: only who is there in every look counts.
+    Whoever waits for a disk is in that state for a moment, and again the next: only who is there in every look counts,
+    and has done nothing in between.
     """
     waiting = [process for process in table.values() if process.state == "D"]
+    before = {process.pid: processes.activity(process.pid) for process in waiting}
     for _ in range(STUCK_LOOKS):
         if waiting:
             time.sleep(STUCK_SECONDS / STUCK_LOOKS)
-            waiting = [process for process in waiting if _still_waits(process)]
+            waiting = [process for process in waiting if _still_waits(process, before[process.pid])]
     return [
         {
             "pid": process.pid,
@@ -206,9 +208,10 @@ def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
     ]
 
 
-def _still_waits(process: Process) -> bool:
+def _still_waits(process: Process, before: Optional[processes.Activity]) -> bool:
     now = processes.read_process(process.pid)
-    return now is not None and now.identity == process.identity and now.state == "D"
+    is_there = now is not None and now.identity == process.identity and now.state == "D"
+    return is_there and processes.activity(process.pid) == before
 
 
 def read_meminfo(text: str) -> Dict[str, int]:

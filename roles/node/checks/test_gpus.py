@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lamplighter.run.verify import ask_tool
+from lamplighter.run.checks import ask_tool
 
 #: Kernel messages after which a GPU must not be trusted. facts: 13, 31, 43 and 45 come from applications.
 BAD_XIDS = frozenset((48, 64, 74, 79, 92, 94, 95, 119, 120))

@@ -2,37 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-
-from lamplighter.run.verify import ask_tool
-
-#: Asks the server on the node, without any proxy. Arguments: method, host, port, path, body, tls.
-ASK = """
-import http.client, ssl, sys
-c = http.client.HTTPConnection(sys.argv[2], int(sys.argv[3]), timeout=50)
-if sys.argv[6] != "none":
-    trust = ssl.create_default_context()
-    if sys.argv[6] == "self-signed":
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-    c = http.client.HTTPSConnection(sys.argv[2], int(sys.argv[3]), timeout=50, context=trust)
-try:
-    c.request(sys.argv[1], sys.argv[4], sys.argv[5] or None, {"Content-Type": "application/json"})
-    r = c.getresponse()
-    sys.stdout.write("%d %s" % (r.status, r.read(200000).decode("utf-8", "replace")))
-except OSError as error:
-    sys.stdout.write("0 %s" % error)
-"""
-
-
-def ask(host, server, method, path, body=""):
-    probe = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - compared, not bound
-    words = (server.python, ASK, method, probe, str(server.port), path, body, server.tls)
-    status, _, text = ask_tool(host, "%s -I -S -c %s %s %s %s %s %s %s", *words).partition(" ")
-    if status in ("401", "403"):
-        pytest.skip(f"{path} wants an API key (answer {status}), which checks are not told")
-    return int(status or 0), text
 
 
 def test_release_files_are_in_place(facts, evidence):
@@ -82,30 +52,18 @@ def test_port_is_held_by_the_server(server, facts, evidence):
     evidence(", ".join(f"{each['address']} port {each['port']}" for each in listening))
 
 
-def test_served_model_is_the_one_wanted(host, server, evidence):
+def test_served_model_is_the_one_wanted(facts, evidence):
     """Does it serve the model that the inventory names?"""
-    rule = server.engine.get("identity") or {}
-    if rule.get("source") != "models":
-        pytest.skip("this engine tells its model only in an answer")
-    status, text = ask(host, server, "GET", rule["path"])
-    assert status == 200, f"{rule['path']} answers {status}: {text[:200]}"
-    names = [entry.get("id") for entry in json.loads(text)["data"]]
-    assert server.served_name in names, f"it serves {', '.join(map(str, names))}, not {server.served_name}"
-    evidence(", ".join(map(str, names)))
+    found = facts["answers"]["model"]
+    assert found["ok"], found["message"]
+    evidence(found["message"])
 
 
-def test_model_answers(host, server, evidence):
+def test_model_answers(facts, evidence):
     """Does it answer a question?"""
-    generate = server.engine["generate"]
-    body = {"model": server.served_name, "max_tokens": 1, **(generate.get("body") or {})}
-    if generate["kind"] == "chat":
-        body.setdefault("messages", [{"role": "user", "content": "Say hello."}])
-    else:
-        body.setdefault("prompt", "Hello")
-    wanted = json.dumps({name: value for name, value in body.items() if value is not None})
-    status, text = ask(host, server, "POST", generate["path"], wanted)
-    assert status == 200, f"{generate['path']} answers {status}: {text[:200]}"
-    evidence(f"{generate['path']}: {status}")
+    found = facts["answers"]["token"]
+    assert found["ok"], found["message"]
+    evidence(found["message"])
 
 
 def test_unit_is_enabled(facts, evidence):
