@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -22,6 +23,7 @@ from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run
 
+COUNTERS_SECONDS = 5.0
 #: A server under load may take long for its first token; one that hangs never gives it.
 TOKEN_SECONDS = 60.0
 
@@ -301,44 +303,68 @@ def _in_unit(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
 # ------------------------------------------------------------------------------------------------------ left alone
 
 
-def trouble_of(home: ServerHome) -> Optional[str]:
-    """Say why the server is not healthy: not ours on its port, another model, no token. None: it is well.
+def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str]:
+    """Say why the server is not healthy: not ours on its port, another model, no token in time. None: it is well.
 
-    A server that is too busy for a token in time is well if the engine's own health endpoint says so.
+    A server that is too busy for a token within ``seconds`` is well where the engine's own health endpoint generates
+    one, or its counters of tokens grow. facts: with a stopped engine vLLM's /health and /v1/models go on saying 200.
     """
     record = launcher.read_record(home)
-    release = home.current_release()
-    if record is None or release is None or not record.get("ready"):
+    if record is None or not record.get("ready"):
         return "nothing that became ready runs here"
-    stored = read_json(release.plan) or {}
+    release = home.release(record["release"])
+    stored = read_json(release.plan)
+    if stored is None:
+        return f"release {release.digest} is not on the node any more: how to ask it is not known"
     plan, engine = Plan.load(stored["server"]), stored["engine"]
-    port = probe.who_answers(plan, lambda: [member.pid for member in members_of(record)])
+    members = members_of(record)
+    port = probe.who_answers(plan, lambda: [member.pid for member in members])
     if not port.ours:
         return f"port {plan.port} is not held by its processes" + (f": {port}" if port.others else "")
     key = probe.find_api_key(plan, engine, release)
-    answer = probe.ask(plan, engine, key, TOKEN_SECONDS)
+    before = _tokens_so_far(plan, engine, key)
+    answer = probe.ask(plan, engine, key, seconds)
     if answer.ok:
         return None
-    if not answer.is_wrong_model and engine.get("health") and _health_is_good(plan, engine, key):
+    if not answer.is_wrong_model and (_health_is_good(plan, engine, key) or _is_more(before, plan, engine, key)):
         return None
-    return f"it does not answer a question: {answer.trouble}"
+    stopped = [f"{each.title} (pid {each.pid})" for each in members_of(record) if each.state in ("T", "t")]
+    because = f"; stopped by a signal or a debugger: {', '.join(stopped)}" if stopped else ""
+    return f"it does not answer a question: {answer.trouble}{because}"
 
 
 def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
-    rule = engine["health"]
-    try:
-        reply = http.request(
-            "GET",
-            ports.probe_host(plan.host),
-            plan.port,
-            rule["path"],
-            timeout=float(rule.get("timeout") or 10),
-            api_key=key,
-            tls=plan.tls,
-        )
-    except http.HttpFailed:
+    rule = engine.get("health") or {}
+    if not rule.get("generates"):
         return False
-    return reply.status == 200
+    reply = _get(plan, rule["path"], float(rule.get("timeout") or 10), key)
+    return reply is not None and reply.status == 200
+
+
+def _is_more(before: Optional[float], plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
+    now = _tokens_so_far(plan, engine, key)
+    return before is not None and now is not None and now > before
+
+
+def _tokens_so_far(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> Optional[float]:
+    """Return the sum of the engine's counters of tokens; None where it does not tell."""
+    rule = engine.get("counters")
+    reply = _get(plan, rule["path"], COUNTERS_SECONDS, key) if rule else None
+    if rule is None or reply is None or reply.status != 200:
+        return None
+    found = [line.rpartition(" ")[2] for line in reply.text.splitlines() if re.search(rule["tokens"], line)]
+    try:
+        return sum(map(float, found)) if found else None
+    except ValueError:
+        return None
+
+
+def _get(plan: Plan, path: str, timeout: float, key: Optional[str]) -> Optional[http.Reply]:
+    host = ports.probe_host(plan.host)
+    try:
+        return http.request("GET", host, plan.port, path, timeout=timeout, api_key=key, tls=plan.tls)
+    except http.HttpFailed:
+        return None
 
 
 def age_of(home: ServerHome) -> Optional[float]:

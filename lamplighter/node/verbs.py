@@ -17,6 +17,9 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.worker import Run, is_at_work
 
+#: So long may a person who asks for the status wait for a token of each server.
+TOKEN_SECONDS = 10.0
+
 
 def _deploy(run: Run) -> None:
     """Deploy; with ``--if-changed``, the journal says first why the server was not left alone."""
@@ -70,7 +73,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     for name in asked:
         homes.setdefault(name, server_home(root, name))
     wanted = request.get("wanted") or {}
-    found = [_status_of(homes[name]) for name in sorted(homes) if not asked or name in asked]
+    found = [_asked(_status_of(homes[name]), homes[name]) for name in sorted(homes) if not asked or name in asked]
     if "wanted" in request:
         found = [
             {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
@@ -105,6 +108,14 @@ def _status_of(home: ServerHome) -> dict[str, Any]:
     last = home.all_runs()[-1:]
     found["last_run"] = _last_run(last[0]) if last else None
     return found
+
+
+def _asked(found: dict[str, Any], home: ServerHome) -> dict[str, Any]:
+    """Ask a server that seems to serve for a token: with a hung engine all else goes on answering."""
+    if found["state"] != "serving" or not (launcher.read_record(home) or {}).get("ready"):
+        return found
+    trouble = standing.trouble_of(home, TOKEN_SECONDS)
+    return found if trouble is None else {**found, "state": "unknown", "message": _joined(found["message"], trouble)}
 
 
 def _last_run(directory: RunDirectory) -> dict[str, Any]:

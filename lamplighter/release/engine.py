@@ -319,6 +319,12 @@ class _Health(_Part):
     path: StrictStr
     timeout: Seconds = 10.0
     veto_status: tuple[int, ...] = (503,)
+    generates: StrictBool = False
+
+
+class _Counters(_Part):
+    path: StrictStr
+    tokens: Regex
 
 
 class _Processes(_Part):
@@ -354,6 +360,7 @@ class _File(_Part):
     identity: _Identity | None = None
     generate: _Generate | None = None
     health: _Health | None = None
+    counters: _Counters | None = None
     processes: _Processes | None = None
     stop: _Stop | None = None
     overwrites: tuple[_Overwrite, ...] = ()
