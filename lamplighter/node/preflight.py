@@ -23,15 +23,12 @@ from lamplighter.node.plan import Plan
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
 ROOT_FREE_BYTES = 64 << 20
 SHM_FREE_BYTES = 1 << 30
-VERSION_SECONDS = 20.0
+METADATA_SECONDS = 20.0
 #: Below it are system users, whose shared memory logind leaves alone.
 SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
 #: Measured: up to 1.5 s with pinned host memory, 0.3 s without.
 TEARDOWN_SECONDS = 3.0
-
-_ASK_VERSION = "import sys, importlib.metadata as m; sys.stdout.write(m.version(sys.argv[1]))"
-
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -116,14 +113,24 @@ def _engine_version(plan: Plan, engine: Mapping[str, Any]) -> Iterable[Finding]:
 
 def installed_version(python: str, distribution: str) -> tuple[Optional[str], str]:
     """Ask the server's interpreter for a distribution's version, by its metadata; (None, why) if it has none."""
-    command = [os.path.expanduser(python), "-c", _ASK_VERSION, distribution]
+    return _ask_metadata(python, "m.version(sys.argv[1])", distribution)
+
+
+def installed_place(python: str, distribution: str) -> tuple[Optional[str], str]:
+    """Ask the server's interpreter where a distribution's metadata lies; (None, why) if it has none."""
+    return _ask_metadata(python, "str(m.distribution(sys.argv[1])._path)", distribution)
+
+
+def _ask_metadata(python: str, question: str, distribution: str) -> tuple[Optional[str], str]:
+    script = f"import sys, importlib.metadata as m; sys.stdout.write({question})"
+    command = [os.path.expanduser(python), "-c", script, distribution]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=VERSION_SECONDS, check=False, cwd="/")
+        done = subprocess.run(command, capture_output=True, timeout=METADATA_SECONDS, check=False, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)
     if done.returncode:
         return None, (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    return done.stdout.decode("utf-8", "replace").strip(), ""
+    return done.stdout.decode("utf-8", "surrogateescape").strip(), ""
 
 
 def _model(plan: Plan) -> Iterable[Finding]:

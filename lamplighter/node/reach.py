@@ -7,9 +7,8 @@ from typing import Any, Iterable
 
 from lamplighter.node import liveproof
 from lamplighter.node.act import interpreter, launcher
-from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ServerHome, read_json
-from lamplighter.node.observe import processes, startup
+from lamplighter.node.observe import startup
 from lamplighter.node.plan import Plan
 from lamplighter.node.preflight import Finding
 
@@ -76,11 +75,7 @@ def live_report(home: ServerHome) -> dict[str, Any]:
     stored = read_json(release.plan) or {"server": {}, "engine": {}}
     engine = stored["engine"]
     plan = Plan.load(stored["server"])
-    supervisor = None
-    if record.get("supervisor_pid") is not None:
-        supervisor = processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])
-    launched = launcher.Launched(now.main, supervisor, unit_in(record))
-    members = launcher.members(launched, processes.processes())
+    members = launcher.members_of(record, now.main)
     proof = liveproof.prove_live(
         liveproof.workers_of(members, liveproof.gpu_holders(record.get("gpus") or ()), engine, now.main.pid),
         liveproof.expected_of(release),

@@ -10,10 +10,9 @@ import dataclasses
 import hashlib
 import os
 import re
-import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from lamplighter.node import freed, probe, reach
+from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
@@ -29,9 +28,6 @@ TOKEN_SECONDS = 60.0
 
 #: For the model's name, which the HTTP process tells alone.
 MODELS_SECONDS = 10.0
-LOCATE_SECONDS = 20.0
-
-_LOCATE = "import sys, importlib.metadata as m; sys.stdout.write(str(m.distribution(sys.argv[1])._path))"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,22 +70,10 @@ def _installed_engine(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
     distribution = engine.get("distribution")
     if not distribution:
         return {}
-    place, trouble = locate(plan.python, distribution)
+    place, trouble = preflight.installed_place(plan.python, distribution)
     if place is None:
         return {"error": trouble}
     return {"distribution": distribution, "dist_info": place, **facts.engine_files(place)}
-
-
-def locate(python: str, distribution: str) -> Tuple[Optional[str], str]:
-    """Ask the server's interpreter where a distribution's metadata lies; (None, why) if it has none."""
-    command = [os.path.expanduser(python), "-c", _LOCATE, distribution]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=LOCATE_SECONDS, check=False, cwd="/")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
-    if done.returncode:
-        return None, (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    return done.stdout.decode("utf-8", "surrogateescape").strip(), ""
 
 
 def _driver() -> Dict[str, Optional[str]]:
@@ -378,13 +362,7 @@ def age_of(home: ServerHome) -> Optional[float]:
 def members_of(record: Mapping[str, Any]) -> List[Process]:
     """Return the processes of the server that ``server.json`` stands for now."""
     main = launcher.present(record).main
-    if main is None:
-        return []
-    supervisor = None
-    if record.get("supervisor_pid") is not None:
-        supervisor = processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])
-    launched = launcher.Launched(main, supervisor, unit_in(dict(record)))
-    return launcher.members(launched, processes.processes())
+    return [] if main is None else launcher.members_of(record, main)
 
 
 # ----------------------------------------------------------------------------------------------------------- facts

@@ -198,7 +198,8 @@ def test_two_servers_share_a_node_and_its_locks(box: Box) -> None:
     # A server that was deployed and serves is not stale to another one, whatever it looks like.
     done = box.deploy("--server", "c")
     assert done.code == Exit.REFUSED, done
-    assert "it is server a of lamplighter" in done.server("box", "c")["evidence"]
+    said = "it is server a of lamplighter: `./inv stop --host box --server a` ends it"
+    assert said in done.server("box", "c")["evidence"]
     assert token(ports["a"])
     assert token(ports["b"])
 
