@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
-    "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers", "stopping",
+    "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers", "stopping",
     "benign", "idle", "warnings", "failures",
 )  # fmt: skip
 #: What an engine must say, itself or through the file it extends.
@@ -365,6 +365,8 @@ class _File(_Part):
     stop: _Stop | None = None
     overwrites: tuple[_Overwrite, ...] = ()
     detect: Regexes = ()
+    starts: Regexes = ()
+    envelope: Regexes = ()
     version: tuple[Annotated[Regex, _naming("version")], ...] = ()
     prefix: Regexes = ()
     rank: tuple[Annotated[Regex, _naming("rank")], ...] = ()

@@ -91,7 +91,7 @@ def opened(log: str) -> Iterator[BinaryIO]:
         if found.head[:2] == _GZIP:
             found = _Begun(gzip.GzipFile(fileobj=cast("Any", found)), name)
         _see_that_it_is_text(found.head, name)
-        yield cast("BinaryIO", found)
+        yield cast("BinaryIO", _Unpacked(found) if _is_json(found.head) else found)
 
 
 def _open(log: str, stack: contextlib.ExitStack) -> io.BufferedIOBase:
@@ -141,6 +141,33 @@ class _Begun:
                 raise UsageError(f"{self._name} cannot be read: {error}") from None
             print(f"{self._name} is cut short or damaged; what comes before was read", file=sys.stderr)
             return b""
+
+
+class _Unpacked:
+    """The text in a container's log file, where Docker keeps each line as JSON: ``{"log": "...", "stream": ...}``."""
+
+    def __init__(self, inner: _Begun) -> None:
+        self._inner = inner
+        self._partial = b""
+
+    def read(self, size: int) -> bytes:
+        while data := self._inner.read(size):
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            if lines:
+                return b"".join(map(_text_of, lines))
+        last, self._partial = self._partial, b""
+        return _text_of(last) if last else b""
+
+
+def _is_json(head: bytes) -> bool:
+    first = head.lstrip().partition(b"\n")[0]
+    return first.startswith(b"{") and _text_of(first) != first + b"\n"
+
+
+def _text_of(line: bytes) -> bytes:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(line)["log"]).encode("utf-8", "surrogatepass")
+    return line + b"\n"
 
 
 def _see_that_it_is_text(head: bytes, name: str) -> None:

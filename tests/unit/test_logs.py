@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamplighter.node.events import PHASES
-from lamplighter.node.observe import logwatch
+from lamplighter.node.observe import logrules, logwatch
 from lamplighter.node.observe.logwatch import Diagnosis, LogWatch, diagnose_log, guess_engine, guess_version
 from lamplighter.release.engine import load_engines
 
@@ -223,6 +223,55 @@ SIGNATURES: list[tuple[str, tuple[str, ...], str]] = [
     ("sitecustomize_error", REAL, "Error in sitecustomize; set PYTHONVERBOSE for traceback:\nModuleNotFoundError: No module named 'x'"),
     ("sitecustomize_error", REAL, "Fatal Python error: init_import_site: Failed to import the site module"),
     ("sitecustomize_error", REAL, "Fatal Python error: init_import_size: Failed to import the site module"),
+    ("unknown_flag", REAL, "launch_server.py: error: the following arguments are required: --model-path/--model"),
+    ("unknown_flag", ("transformers",), "Error: Invalid value for '--port': 'x' is not a valid integer."),
+    ("derived_port_in_use", REAL, "RuntimeError: The server socket has failed to listen on any local network address. The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."),
+    ("rendezvous_timeout", REAL, "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (node-1, 29500)."),
+    ("rendezvous_timeout", REAL, "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/x.cc:144] no error"),
+    ("gpu_oom", REAL, "torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"),
+    ("gpu_oom", REAL, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ("gpu_oom", REAL, "gpu1:1:1 [0] include/alloc.h:1 NCCL WARN Cuda failure 2 'out of memory'\nRuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
+    ("gpu_held", REAL, "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),
+    ("kv_cache_too_small", ("vllm",), "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (10272)."),
+    ("kv_cache_too_small", ("sglang",), "RuntimeError: Not enough GPU memory for hybrid state cache (total_rest_memory=0.41 GB)"),
+    ("nccl_config", REAL, "gpu1:1:1 [0] plugin/net.cc:1 NCCL WARN Error: network zebra not found."),
+    ("nccl_error", REAL, "ncclInternalError: Internal check failed."),
+    ("shm_full", REAL, "RuntimeError: unable to write to file </torch_4711_1_0>: No space left on device (28)"),
+    ("shm_full", REAL, "FileNotFoundError\nOSError: [Errno 28] No space left on device: '/psm_a1b2c3'"),
+    ("collective_timeout", REAL, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+    ("watchdog_timeout", ("sglang",), "[2026-03-03 09:05:24 DP1 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False) tripped_by=x"),
+    ("driver_too_old", REAL, "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain."),
+    ("driver_mismatch", REAL, "pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch."),
+    ("no_gpu", REAL, "RuntimeError: No CUDA GPUs are available"),
+    ("no_gpu", REAL, "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"),
+    ("gpu_arch", REAL, "ValueError: The quantization method fp8 is not supported for the current GPU. Minimum capability: 75. Current capability: 70."),
+    ("gpu_count", REAL, "AssertionError: local_world_size (4) must be less than or equal to the number of visible devices (2)."),
+    ("kernel_abi", REAL, "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN2at4_ops5zeros4callE"),
+    ("kernel_abi", REAL, "ImportError: libnvrtc.so.13: cannot open shared object file: No such file or directory"),
+    ("package_too_old", REAL, "ImportError: tokenizers>=0.21,<0.22 is required for a normal functioning of this module, but found tokenizers==0.20.3."),
+    ("jit_toolchain", REAL, "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/x/main.c', '-O3']' returned non-zero exit status 1."),
+    ("jit_toolchain", REAL, "nvcc fatal   : Unsupported gpu architecture 'compute_120'"),
+    ("gated_model", REAL, "OSError: Access to model meta/x is restricted and you are not in the authorized list."),
+    ("model_path", REAL, "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/a/b/resolve/main/config.json\n\nhuggingface_hub.errors.RepositoryNotFoundError: 401 Client Error."),
+    ("model_path", ("vllm",), "ValueError: Invalid repository ID or local directory specified: '/mnt/models'."),
+    ("hub_offline", REAL, "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x (Caused by NameResolutionError(\"x: Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name resolution)\"))"),
+    ("proxy", REAL, "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded (Caused by ProxyError('Unable to connect to proxy', NewConnectionError('[Errno 111] Connection refused')))"),
+    ("weights_incomplete", REAL, "FileNotFoundError: No such file or directory: \"/m/model-00002-of-00008.safetensors\""),
+    ("weights_incomplete", REAL, "_pickle.UnpicklingError: invalid load key, 'v'."),
+    ("unsupported_architecture", ("sglang",), "ValueError: WillowForCausalLM has no SGlang implementation and the Transformers implementation is not compatible with SGLang."),
+    ("tp_divisibility", REAL, "  File \"x.py\", line 1, in __init__\n    assert self.total_num_heads % tp_size == 0\nAssertionError"),
+    ("tp_divisibility", REAL, "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128."),
+    ("trust_remote_code", REAL, "ValueError: Loading /m requires you to execute the configuration file in that repo on your local machine."),
+    ("context_too_long", ("vllm",), "ValueError: User-specified max_model_len (262144) is greater than the derived max_model_len (max_position_embeddings=32768)."),
+    ("context_too_long", ("sglang", "transformers"), "ValueError: User-specified context_length (65536) is greater than the derived context_length (32768)."),
+    ("fd_limit", REAL, "zmq.error.ZMQError: Too many open files (src/ipc_listener.cpp:327)"),
+    ("disk_full", REAL, "fatal error: error writing to /tmp/cc1.s: No space left on device"),
+    ("disk_full", REAL, "OSError: [Errno 122] Disk quota exceeded"),
+    ("host_oom", ("sglang",), "[2026-03-01 10:00:00] Subprocess scheduler_1 (pid=20238) crashed with exit code -9. Triggering SIGQUIT for cleanup..."),
+    ("host_oom", REAL, "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."),
+    ("worker_died", ("sglang",), "[2026-03-01 10:00:00] Rank 2 scheduler is dead. Please check if there are relevant logs.\n[2026-03-01 10:00:01] Exit code: -6"),
+    ("worker_died", ("vllm",), "(EngineCore pid=1) ERROR 01-05 16:20:54 [x.py:1] Worker proc VllmWorker-3 died unexpectedly, shutting down executor."),
+    ("interpreter_missing", REAL, "llm.service: Failed at step EXEC spawning /opt/x/bin/python: No such file or directory"),
 ]  # fmt: skip
 EACH = [(cause, engine, text) for cause, engines, text in SIGNATURES for engine in engines]
 
@@ -355,7 +404,7 @@ def test_exit_code_minus_nine_of_one_rank_after_another_ranks_error_is_no_memory
     assert (found.cause, found.rank) == ("host_oom", 3)
     assert "Rank 3 scheduler is dead" in found.evidence
     assert "Exit code: -9" in found.evidence
-    assert diagnose(dead.format(n=3, code=-6)).cause is None
+    assert diagnose(dead.format(n=3, code=-6)).cause == "worker_died"
     assert diagnose(dead.format(n=3, code=-6)).outcome == "failed"
     assert (
         diagnose(HEAD + "RuntimeError: CUDA error: invalid device ordinal\n" + dead.format(n=0, code=-9)).cause
@@ -816,18 +865,18 @@ def test_a_stream_is_read_as_bytes_are(tmp_path: Path) -> None:
     ],
 )
 def test_needed_text(pattern: str, text: bytes | None) -> None:
-    assert logwatch.needed_text(pattern) == text
+    assert logrules.needed_text(pattern) == text
 
 
 def test_every_pattern_of_the_roles_has_plain_text() -> None:
     for engine in ENGINES.values():
         for phase in engine["phases"]:
             assert phase["name"] in PHASES
-            assert all(logwatch.needed_text(each) for each in phase["patterns"])
+            assert all(logrules.needed_text(each) for each in phase["patterns"])
         for failure in engine["failures"]:
-            assert all(logwatch.needed_text(each) for each in failure["patterns"]), failure["id"]
+            assert all(logrules.needed_text(each) for each in failure["patterns"]), failure["id"]
         for key in ("wrappers", "benign", "consequences", "stopping", "pids", "percent"):
-            assert all(logwatch.needed_text(each) for each in engine.get(key, ())), key
+            assert all(logrules.needed_text(each) for each in engine.get(key, ())), key
 
 
 # -- what a ready server says of itself

@@ -16,11 +16,43 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime as dt
 import re
-from typing import Any, BinaryIO, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple, Union
+from typing import (
+    Any,
+    BinaryIO,
+    Counter,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Pattern,
+    Set,
+    Tuple,
+    Union,
+)
 
 from lamplighter.node.events import PHASES
+from lamplighter.node.observe.logfound import Clock, Findings, Match, PhaseTime, Place
+from lamplighter.node.observe.logrules import (
+    CHAIN,
+    CONTEXT,
+    FAILURE,
+    HEAD,
+    MEASURE,
+    PERCENT,
+    PHASE,
+    PID,
+    START,
+    STOPPING,
+    WARNING,
+    WRAPPER,
+    Interest,
+    Rules,
+    shape_of,
+)
 
 WINDOW_BYTES = 64 * 1024
 OVERLAP_BYTES = 4 * 1024
@@ -33,22 +65,12 @@ BLOCK_REST = 40
 MOST_PIDS = 4096
 MOST_BLOCKS = 64
 MOST_RANKS = 1024
-MOST_MATCHES = 32
 MOST_SHAPES = 2000
+#: Counts the markers of all ranks.
+ANY = -1
 DETECT_BYTES = 256 * 1024
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_GIB = {
-    "bytes": 2.0**-30,
-    "KB": 2.0**-20,
-    "KiB": 2.0**-20,
-    "MB": 2.0**-10,
-    "MiB": 2.0**-10,
-    "GB": 1.0,
-    "GiB": 1.0,
-    "TB": 2.0**10,
-    "TiB": 2.0**10,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +82,6 @@ class LogEvent:
     percent: Optional[float]
     rank: Optional[int]
     text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseTime:
-    """Seconds for which ``phase`` was the current one, all its visits together; None when the log tells no time."""
-
-    phase: str
-    seconds: Optional[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +150,11 @@ def diagnose_log(
 def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
     """The engine whose marks are found most often in the beginning of a log; None without any.
 
-    Of an engine and one that extends it, with the same marks, the former is meant.
+    Of an engine and one that extends it, with the same marks, the former is meant; of several starts, the last.
     """
+    latest = _last_start(text, engines)
+    if latest is not None:
+        text = text[latest:]
     best: Optional[str] = None
     best_score = (0, 0)
     for name, rules in engines.items():
@@ -146,6 +163,17 @@ def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optiona
         if hits and (best is None or score > best_score):
             best, best_score = name, score
     return best
+
+
+def _last_start(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[int]:
+    """Where the last start of a log with several begins."""
+    found = {
+        match.start()
+        for rules in engines.values()
+        for pattern in rules.get("starts", ())
+        for match in re.finditer(pattern, text)
+    }
+    return max(found) if len(found) > 1 else None
 
 
 def guess_version(text: str, rules: Mapping[str, Any]) -> Optional[str]:
@@ -177,33 +205,36 @@ class LogWatch:
         #: What a server says of itself, and what of it a person should know although it got ready: the first of each.
         self.measures: Dict[str, float] = {}
         self.warnings: Dict[str, str] = {}
-        self._rules = _Rules(engine)
+        self._rules = Rules(engine)
         self._partial = bytearray()
         self._continued = False
         self._line = 1
         self._order = 0
         self._tail: Deque[str] = collections.deque(maxlen=TAIL_PIECES)
         self._bar_open = False
-        self._before = _Findings()
-        self._after = _Findings()
-        self._is_ready = False
-        self._markers = 0
-        self._seen: Set[str] = set()
-        self._contexts: Dict[str, _Place] = {}
-        self._clock = _Clock(self._rules.times)
+        self._forget_findings()
         self._closely = 0
+        self._finished = False
+        self._starts = 0
+        self._stage: Optional[Tuple[bool, bool, int, int]] = None
+        self._active: List[Interest] = []
+        self._dull: Set[bytes] = set()
+        self._events: List[LogEvent] = []
+        self._now: Optional[float] = None
+
+    def _forget_findings(self) -> None:
+        self._before = Findings()
+        self._after = Findings()
+        self._is_ready = False
+        self._markers: Counter[Optional[int]] = collections.Counter()
+        self._seen: Set[str] = set()
+        self._contexts: Dict[str, Place] = {}
+        self._clock = Clock(self._rules.times)
         self._block: Optional[_Block] = None
         self._blocks: Dict[str, _Block] = {}
         self._chained = False
         self._any_traceback = False
-        self._finished = False
         self._dying = False
-        self._stage: Optional[Tuple[bool, bool, int]] = None
-        self._done: Set[int] = set()
-        self._active: List[_Interest] = []
-        self._dull: Set[bytes] = set()
-        self._events: List[LogEvent] = []
-        self._now: Optional[float] = None
 
     # -- feeding
 
@@ -296,10 +327,10 @@ class LogWatch:
             self._skim(region)
             return
         lines = region.split(b"\n")
-        was_ready = self._is_ready
+        was = self._is_ready, self._starts
         for number, line in enumerate(lines):
-            if self._is_ready != was_ready:
-                interests = self._rules.interests  # after the ready line each signature is looked for anew
+            if (self._is_ready, self._starts) != was:
+                interests = self._rules.interests  # each signature is looked for anew
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
@@ -310,7 +341,7 @@ class LogWatch:
             if not is_last:
                 self._line += 1
 
-    def _whole(self, piece: bytes, interests: List[_Interest], end: bytes) -> None:
+    def _whole(self, piece: bytes, interests: List[Interest], end: bytes) -> None:
         while len(piece) > WINDOW_BYTES:
             self._piece(piece[:WINDOW_BYTES], interests, None)
             piece = piece[WINDOW_BYTES - OVERLAP_BYTES :]
@@ -331,18 +362,18 @@ class LogWatch:
                 elif number < len(recent) - 1:
                     self._remember(_clean(piece), b"\n")
 
-    def _interests(self, region: bytes) -> List[_Interest]:
+    def _interests(self, region: bytes) -> List[Interest]:
         """What can match in these bytes at all, by the plain text that each pattern needs.
 
         Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
         flood of such lines costs next to nothing.
         """
-        stage = (self._is_ready, self._is_early, len(self._done) + len(self.warnings) + len(self.measures))
+        stage = (self._is_ready, self._is_early, len(self.warnings) + len(self.measures), self._starts)
         if stage != self._stage:
             self._stage = stage
             self._dull.clear()
             self._active = [each for each in self._rules.interests if self._is_wanted(each)]
-        shapes = set(_shape(_clean(region)).replace(b"\r", b"\n").split(b"\n"))
+        shapes = set(shape_of(_clean(region)).replace(b"\r", b"\n").split(b"\n"))
         fresh = shapes - self._dull
         text = b"\n".join(fresh)
         found = [each for each in self._active if each.shape is None or each.shape in text]
@@ -353,23 +384,23 @@ class LogWatch:
                 self._dull.add(shape)
         return found
 
-    def _is_wanted(self, interest: _Interest) -> bool:
+    def _is_wanted(self, interest: Interest) -> bool:
         if self._is_ready and interest.only_before_ready:
             return False
-        if interest.kind == _WARNING and interest.name in self.warnings:
+        if interest.kind == WARNING and interest.name in self.warnings:
             return False
-        if interest.kind == _MEASURE and interest.name in self.measures:
+        if interest.kind == MEASURE and interest.name in self.measures:
             return False
         signature = interest.signature
-        return signature is None or not (signature.index in self._done or (signature.early and not self._is_early))
+        return signature is None or not signature.early or self._is_early
 
     @property
     def _is_early(self) -> bool:
-        return not self._markers and not self._any_traceback
+        return not self._markers[ANY] and not self._any_traceback
 
     # -- one piece
 
-    def _piece(self, raw: bytes, interests: List[_Interest], end: Optional[bytes]) -> None:
+    def _piece(self, raw: bytes, interests: List[Interest], end: Optional[bytes]) -> None:
         clean = _clean(raw)
         if end is not None and not self._continued:
             self._remember(clean, end)
@@ -384,10 +415,10 @@ class LogWatch:
             return
         if not clean.strip():
             return
-        text = clean.decode("utf-8", "replace")
+        text = self._rules.unpacked(clean.decode("utf-8", "replace"))
         if not self._is_ready and len(self.own_pids) < MOST_PIDS:
             self._note_pids(text, hits)
-        if not self._closely and all(each.kind == _PID for each in hits):
+        if not self._closely and all(each.kind == PID for each in hits):
             return
         for segment in self._segments(text):
             self._segment(segment, hits)
@@ -405,9 +436,9 @@ class LogWatch:
         elif end == b"\n":
             self._bar_open = False
 
-    def _note_pids(self, text: str, hits: List[_Interest]) -> None:
+    def _note_pids(self, text: str, hits: List[Interest]) -> None:
         for each in hits:
-            if each.kind == _PID:
+            if each.kind == PID:
                 for match in each.regex.finditer(text):
                     self.own_pids.add(int(match.group("pid")))
 
@@ -422,50 +453,63 @@ class LogWatch:
             part = text[prefix.start : stop]
             yield _Segment(part, text[prefix.end : stop], prefix.who, self._rules.rank_in(part))
 
-    def _segment(self, segment: _Segment, hits: List[_Interest]) -> None:
+    def _segment(self, segment: _Segment, hits: List[Interest]) -> None:
         if not segment.text.strip():
             return
-        by_kind: Dict[int, List[_Interest]] = collections.defaultdict(list)
+        if any(each.kind == START and each.regex.search(segment.text) for each in hits):
+            self._begin_anew()
+        by_kind: Dict[int, List[Interest]] = collections.defaultdict(list)
         for each in hits:
             by_kind[each.kind].append(each)
-        self._follow_traceback(segment, by_kind[_HEAD], by_kind[_CHAIN])
+        self._follow_traceback(segment, by_kind[HEAD], by_kind[CHAIN])
         rank = segment.rank
         if rank is None and segment.who is None and self._block is not None:
             rank = self._block.rank
         if not self._is_ready:
-            self._mark_phase(segment, by_kind[_PHASE])
-            self._mark_percent(segment, by_kind[_PERCENT])
-        for each in by_kind[_MEASURE]:
+            self._mark_phase(segment, by_kind[PHASE])
+            self._mark_percent(segment, by_kind[PERCENT])
+        for each in by_kind[MEASURE]:
             match = each.regex.search(segment.text)
             if match is not None and each.name not in self.measures:
                 self.measures[each.name] = float(match.group("value").replace(",", ""))
         if self._rules.is_benign(segment.text):
             return
         findings = self._after if self._is_ready else self._before
-        place = _Place(self._order, self._line, _around(segment.text, 0), rank)
-        for each in by_kind[_WARNING]:
+        place = Place(self._order, self._line, _around(segment.text, 0), rank)
+        for each in by_kind[WARNING]:
             if each.name not in self.warnings and each.regex.search(segment.text):
                 self.warnings[each.name] = place.text
-        for each in by_kind[_STOPPING]:
+        for each in by_kind[STOPPING]:
             if each.regex.search(segment.text):
                 findings.stopping = True
-        for each in by_kind[_CONTEXT]:
+        for each in by_kind[CONTEXT]:
             if each.regex.search(segment.text):
                 self._contexts[each.regex.pattern] = place
         is_quiet = self._rules.is_quiet(segment.text)
-        if by_kind[_FAILURE]:
-            self._find_failures(segment, rank, by_kind[_FAILURE], findings, is_quiet)
+        if by_kind[FAILURE]:
+            self._find_failures(segment, rank, by_kind[FAILURE], findings, is_quiet)
         if not is_quiet and not findings.stopping:
-            for each in by_kind[_WRAPPER]:
+            for each in by_kind[WRAPPER]:
                 if each.regex.search(segment.text):
                     if findings.wrapper is None:
                         findings.wrapper = place
                         self._tell("failure", rank, place.text)
                     break
 
+    def _begin_anew(self) -> None:
+        """A start is written behind an earlier one: what that one came to is not this one's."""
+        if self.phase in (None, "boot") and not self._before.is_telling:
+            return
+        self._starts += 1
+        self.phase, self.percent = None, None
+        self.ranks.clear()
+        self.measures.clear()
+        self.warnings.clear()
+        self._forget_findings()
+
     # -- tracebacks
 
-    def _follow_traceback(self, segment: _Segment, heads: List[_Interest], chains: List[_Interest]) -> None:
+    def _follow_traceback(self, segment: _Segment, heads: List[Interest], chains: List[Interest]) -> None:
         who = segment.who
         if any(each.regex.search(segment.text) for each in heads):
             self._any_traceback = True
@@ -507,16 +551,20 @@ class LogWatch:
         if self._rules.is_benign(segment.text):
             return
         rank = segment.rank if segment.rank is not None else block_rank
-        place = _Place(self._order, self._line, _around(segment.text, 0), rank)
+        place = Place(self._order, self._line, _around(segment.text, 0), rank)
         self._dying = True
         if self._rules.is_consequence(body):
             findings.consequence = findings.consequence or place
-        else:
-            findings.error = findings.error or place
+        elif findings.error is None or self._is_past(findings):
+            findings.error, findings.error_markers = place, self._progress(rank)
+
+    def _is_past(self, findings: Findings) -> bool:
+        """Whether the start went on after the error kept."""
+        return findings.error is not None and findings.error_markers != self._progress(findings.error.rank)
 
     # -- phases
 
-    def _mark_phase(self, segment: _Segment, interests: List[_Interest]) -> None:
+    def _mark_phase(self, segment: _Segment, interests: List[Interest]) -> None:
         last: Tuple[int, Optional[str]] = (-1, None)
         for each in interests:
             if each.after and each.after not in self._seen:
@@ -526,7 +574,9 @@ class LogWatch:
         phase = last[1]
         if phase is None:
             return
-        self._markers += 1
+        self._markers[ANY] += 1
+        if segment.rank is None or segment.rank in self._markers or len(self._markers) < MOST_RANKS:
+            self._markers[segment.rank] += 1
         self._dying = False
         self._seen.add(phase)
         if phase == "ready":
@@ -535,7 +585,6 @@ class LogWatch:
                 phase = "http"
             else:
                 self._is_ready = True
-                self._done = set()
         if segment.rank is not None and (segment.rank in self.ranks or len(self.ranks) < MOST_RANKS):
             self.ranks[segment.rank] = phase
         self._clock.enter(phase, segment.text, self._now)
@@ -544,7 +593,7 @@ class LogWatch:
             self.percent = None
             self._tell("phase", segment.rank, segment.text)
 
-    def _mark_percent(self, segment: _Segment, interests: List[_Interest]) -> None:
+    def _mark_percent(self, segment: _Segment, interests: List[Interest]) -> None:
         found: Tuple[int, Optional[float]] = (-1, None)
         for each in interests:
             for match in each.regex.finditer(segment.text):
@@ -561,8 +610,8 @@ class LogWatch:
         self,
         segment: _Segment,
         rank: Optional[int],
-        interests: List[_Interest],
-        findings: _Findings,
+        interests: List[Interest],
+        findings: Findings,
         is_quiet: bool,
     ) -> None:
         for each in interests:
@@ -586,14 +635,14 @@ class LogWatch:
                 self._tell("failure", rank, text)
             memory = None if signature.memory is None else signature.memory.read(segment.text)
             findings.add(
-                _Match(signature, _Place(self._order, self._line, text, rank), is_quiet, self._markers, memory)
+                Match(signature, Place(self._order, self._line, text, rank), is_quiet, self._progress(rank), memory)
             )
 
     def _in_block(self, segment: _Segment, pattern: Pattern[str]) -> bool:
         block = self._block if segment.who is None else self._blocks.get(segment.who)
         return block is not None and any(pattern.search(line) for line in block.lines)
 
-    def _denial(self, findings: _Findings) -> Optional[_Match]:
+    def _denial(self, findings: Findings) -> Optional[Match]:
         """A failure beside which a ready line is a lie: the port belongs to another server, which answered for us."""
         found = [each for each in findings.matches if each.signature.cause in self._rules.denies and not each.is_quiet]
         return found[0] if found else None
@@ -606,7 +655,7 @@ class LogWatch:
     def diagnosis(self, exited: bool = False) -> Diagnosis:
         """What the log says so far. ``exited``: the server is known to have ended, and must not have."""
         is_ready = self._is_ready and self._denial(self._after) is None
-        findings = self._after if is_ready else _Findings.both(self._before, self._after)
+        findings = self._after if is_ready else Findings.both(self._before, self._after)
         phase = "ready" if is_ready else "http" if self._is_ready else (self.phase or "boot")
         candidates = self._candidates(findings)
         if is_ready:
@@ -625,6 +674,9 @@ class LogWatch:
             return self._answer("failed", phase, place=place)
         best = min(candidates, key=self._rank_of_cause)
         signature = best.signature
+        error = findings.error
+        if signature.consequence and error and error.order < best.place.order and not self._is_past(findings):
+            return self._answer("failed", phase, place=error)  # of that one, which no signature knows
         return self._answer("failed", phase, signature.cause, best.place, self._rules.hints.get(signature.cause, ""))
 
     def _answer(
@@ -632,7 +684,7 @@ class LogWatch:
         outcome: str,
         phase: str,
         cause: Optional[str] = None,
-        place: Optional[_Place] = None,
+        place: Optional[Place] = None,
         hint: str = "",
     ) -> Diagnosis:
         return Diagnosis(
@@ -648,28 +700,28 @@ class LogWatch:
             phases=self._clock.times(self._tail, self._now),
         )
 
-    def _candidates(self, findings: _Findings) -> List[_Match]:
+    def _candidates(self, findings: Findings) -> List[Match]:
         found = [each for each in findings.matches if each.memory is None or each.memory.accuses_others(self.own_pids)]
         telling = {each.place.order for each in found if not each.signature.vague}
         return [each for each in found if not (each.signature.vague and each.place.order in telling)]
 
-    def _rank_of_cause(self, match: _Match) -> Tuple[float, int, int]:
-        return match.weight(self._markers), match.place.order, match.signature.index
+    def _rank_of_cause(self, match: Match) -> Tuple[float, int, int]:
+        return match.weight(self._was_survived(match)), match.place.order, match.signature.index
 
-    def _is_strong(self, match: _Match) -> bool:
+    def _progress(self, rank: Optional[int]) -> int:
+        """Markers of phases that show ``rank`` go on: its own, and those that name none; all for None."""
+        return self._markers[ANY] if rank is None else self._markers[rank] + self._markers[None]
+
+    def _was_survived(self, match: Match) -> bool:
+        """Whether the start went on after it: a rank's own start, where one is named."""
+        return match.signature.survivable and match.markers != self._progress(match.place.rank)
+
+    def _is_strong(self, match: Match) -> bool:
         """Whether the match alone shows a failure: not a mere warning, nor something the start went on after."""
-        return not match.is_quiet and not match.was_survived(self._markers)
+        return not match.is_quiet and not self._was_survived(match)
 
 
 # -- parts of the reading
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    order: int
-    line: int
-    text: str
-    rank: Optional[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -680,13 +732,6 @@ class _Segment:
     body: str
     who: Optional[str]
     rank: Optional[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prefix:
-    start: int
-    end: int
-    who: str
 
 
 class _Block:
@@ -706,378 +751,6 @@ class _Block:
         return sum(map(len, self.lines))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """What an out-of-memory line says, in GiB; ``others`` are (pid, size) of the processes it names."""
-
-    wanted: float
-    free: float
-    others: Tuple[Tuple[int, float], ...]
-    names_itself: bool
-    at_least: float
-
-    def accuses_others(self, own_pids: Set[int]) -> bool:
-        """Whether other processes hold so much that without them the request would have fitted."""
-        held = sum(size for pid, size in self.others if pid not in own_pids)
-        return self.names_itself and held >= self.at_least and self.free + held >= self.wanted
-
-
-class _MemoryRule:
-    def __init__(self, rule: Mapping[str, Any]) -> None:
-        self._wanted = re.compile(rule["wanted"])
-        self._free = re.compile(rule["free"])
-        self._others = re.compile(rule["others"])
-        self._itself = re.compile(rule["itself"])
-        self._at_least = float(rule["at_least"])
-
-    def read(self, text: str) -> _Memory:
-        others = tuple((int(match.group("pid")), _gib(match)) for match in self._others.finditer(text))
-        wanted, free = self._wanted.search(text), self._free.search(text)
-        return _Memory(
-            wanted=_gib(wanted) if wanted else float("inf"),
-            free=_gib(free) if free else 0.0,
-            others=others[:MOST_BLOCKS],
-            names_itself=self._itself.search(text) is not None,
-            at_least=self._at_least,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Signature:
-    index: int
-    cause: str
-    general: bool
-    vague: bool
-    consequence: bool
-    survivable: bool
-    early: bool
-    after: Optional[str]
-    unless: Optional[Pattern[str]]
-    block: Optional[Pattern[str]]
-    memory: Optional[_MemoryRule]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Match:
-    signature: _Signature
-    place: _Place
-    is_quiet: bool
-    markers: int
-    memory: Optional[_Memory]
-
-    def weight(self, markers: int) -> float:
-        """The lower, the more it explains: specific, general, vague, consequence; a warning last of all.
-
-        What may be survived and was, to judge by the phases after it, stands behind what was not.
-        """
-        signature = self.signature
-        weight = 1.0 * signature.general + 1.5 * signature.vague + 2.0 * signature.consequence
-        return weight + 0.9 * self.was_survived(markers) + 10.0 * self.is_quiet
-
-    def was_survived(self, markers: int) -> bool:
-        return self.signature.survivable and self.markers != markers
-
-
-class _Findings:
-    """What was found before, or after, the ready line: the first match of each signature, and the first errors."""
-
-    def __init__(self) -> None:
-        self.matches: List[_Match] = []
-        self.wrapper: Optional[_Place] = None
-        self.error: Optional[_Place] = None
-        self.consequence: Optional[_Place] = None
-        self.stopping = False
-        self._counts: Dict[Tuple[int, bool], int] = collections.defaultdict(int)
-
-    @classmethod
-    def both(cls, first: _Findings, second: _Findings) -> _Findings:
-        together = cls()
-        together.matches = first.matches + second.matches
-        together.wrapper = first.wrapper or second.wrapper
-        together.error = first.error or second.error
-        together.consequence = first.consequence or second.consequence
-        return together
-
-    def has(self, signature: _Signature) -> bool:
-        return self._counts[signature.index, False] > 0
-
-    def is_full(self, signature: _Signature, is_quiet: bool) -> bool:
-        # A survivable match is a failure only while no phase follows it, so its latest one counts, too.
-        many = signature.memory is not None or signature.survivable
-        return self._counts[signature.index, is_quiet] >= (MOST_MATCHES if many else 1)
-
-    def add(self, match: _Match) -> None:
-        self._counts[match.signature.index, match.is_quiet] += 1
-        self.matches.append(match)
-
-    @property
-    def size(self) -> int:
-        places = [each.place for each in self.matches]
-        return sum(len(each.text) for each in [*places, self.wrapper, self.error, self.consequence] if each is not None)
-
-
-class _Clock:
-    """How long each phase lasted: by the reader's clock if it has one, else by the stamps in the log."""
-
-    def __init__(self, patterns: List[Pattern[str]]) -> None:
-        self._patterns = patterns
-        self._spent: Dict[str, float] = {}
-        self._current: Optional[str] = None
-        self._since: Optional[float] = None
-        self._is_live = False
-
-    def start(self, at: float) -> None:
-        if not self._is_live and self._current is None:
-            self._is_live = True
-            self._current, self._since = "boot", at
-            self._spent["boot"] = 0.0
-
-    def enter(self, phase: str, text: str, now: Optional[float]) -> None:
-        moment = now if self._is_live else self._stamp(text)
-        if phase != self._current:
-            self._leave(moment)
-            self._current = phase
-            self._spent.setdefault(phase, 0.0)
-            self._since = moment if moment is not None else self._since
-        elif self._since is None:
-            self._since = moment
-
-    def times(self, tail: Iterable[str], now: Optional[float]) -> Tuple[PhaseTime, ...]:
-        moment = now if self._is_live else None
-        if not self._is_live:
-            stamps = [stamp for stamp in map(self._stamp, tail) if stamp is not None]
-            moment = stamps[-1] if stamps else None
-        spent = dict(self._spent)
-        if self._current is not None and moment is not None and self._since is not None:
-            spent[self._current] += _elapsed(self._since, moment)
-        has_time = self._since is not None
-        return tuple(PhaseTime(phase, round(seconds, 3) if has_time else None) for phase, seconds in spent.items())
-
-    def _leave(self, moment: Optional[float]) -> None:
-        if self._current is not None and moment is not None and self._since is not None:
-            self._spent[self._current] += _elapsed(self._since, moment)
-
-    def _stamp(self, text: str) -> Optional[float]:
-        for pattern in self._patterns:
-            match = pattern.search(text)
-            if match:
-                parts = match.groupdict()
-                try:
-                    day = dt.datetime(
-                        int(parts.get("year") or 2000),
-                        int(parts["month"]),
-                        int(parts["day"]),
-                        tzinfo=dt.timezone.utc,
-                    )
-                except ValueError:
-                    return None
-                return day.timestamp() + int(parts["hour"]) * 3600 + int(parts["minute"]) * 60 + float(parts["second"])
-        return None
-
-
-# -- the wording, made ready for searching
-
-_PHASE, _PERCENT, _FAILURE, _WRAPPER, _CONTEXT, _HEAD, _CHAIN, _STOPPING, _PID, _WARNING, _MEASURE = range(11)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Interest:
-    """A pattern and bytes that must occur for it to match, as they are and without digits; None: it may match any."""
-
-    kind: int
-    regex: Pattern[str]
-    needs: Optional[bytes]
-    shape: Optional[bytes]
-    name: str = ""
-    after: Optional[str] = None
-    signature: Optional[_Signature] = None
-
-    @property
-    def only_before_ready(self) -> bool:
-        return self.kind in (_PHASE, _PERCENT, _PID)
-
-
-class _Rules:
-    """A compiled engine.yml as regular expressions. Raises re.error for a pattern this Python cannot read."""
-
-    def __init__(self, engine: Mapping[str, Any]) -> None:
-        self.interests: List[_Interest] = []
-        self.hints: Dict[str, str] = {}
-        self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
-        self.times = [re.compile(each) for each in engine.get("time", ())]
-        self._prefixes = [re.compile(each) for each in engine.get("prefix", ())]
-        self._ranks = [re.compile(each) for each in engine.get("rank", ())]
-        self._errors = [re.compile(each) for each in engine.get("error", ())]
-        self._benign = _Needed(engine.get("benign", ()))
-        self._quiet = _Needed(engine.get("quiet", ()))
-        self._idle = _Needed(engine.get("idle", ()))
-        self.warning_hints = {entry["id"]: str(entry.get("hint", "")) for entry in engine.get("warnings", ())}
-        for entry in engine.get("warnings", ()):
-            for pattern in entry["patterns"]:
-                self._add(_WARNING, pattern, entry["id"])
-        for name, patterns in (engine.get("measures") or {}).items():
-            for pattern in patterns:
-                self._add(_MEASURE, pattern, name)
-        self._never = _Needed([*engine.get("consequences", ()), *engine.get("wrappers", ())])
-        for phase in engine.get("phases", ()):
-            for pattern in phase["patterns"]:
-                self._add(_PHASE, pattern, phase["name"], phase.get("after"))
-        for kind, key in (
-            (_PERCENT, "percent"),
-            (_WRAPPER, "wrappers"),
-            (_CHAIN, "chain"),
-            (_STOPPING, "stopping"),
-            (_PID, "pids"),
-        ):
-            for pattern in engine.get(key, ()):
-                self._add(kind, pattern)
-        if engine.get("traceback"):
-            self._add(_HEAD, engine["traceback"])
-        contexts: Set[str] = set()
-        for index, entry in enumerate(engine.get("failures", ())):
-            signature = _signature(index, entry)
-            if entry.get("hint"):
-                self.hints.setdefault(signature.cause, entry["hint"])
-            if signature.after is not None and signature.after not in contexts:
-                contexts.add(signature.after)
-                self._add(_CONTEXT, signature.after)
-            for pattern in entry["patterns"]:
-                self._add(_FAILURE, pattern, signature=signature)
-        self.hints.update(engine.get("hints") or {})
-
-    def _add(
-        self,
-        kind: int,
-        pattern: str,
-        name: str = "",
-        after: Optional[str] = None,
-        signature: Optional[_Signature] = None,
-    ) -> None:
-        needs = needed_text(pattern)
-        shape = None if needs is None else _shape(needs)
-        self.interests.append(_Interest(kind, re.compile(pattern), needs, shape, name, after, signature))
-
-    def prefixes_in(self, text: str) -> List[_Prefix]:
-        """Where prefixes begin and end in a piece, in order, none inside another."""
-        found = []
-        for pattern in self._prefixes:
-            found += [
-                _Prefix(match.start(), match.end(), match.groupdict().get("who") or "")
-                for match in pattern.finditer(text)
-                if match.end() > match.start()
-            ]
-        found.sort(key=lambda each: (each.start, -each.end))
-        kept: List[_Prefix] = []
-        for each in found:
-            if not kept or each.start >= kept[-1].end:
-                kept.append(each)
-        return kept
-
-    def rank_in(self, text: str) -> Optional[int]:
-        for pattern in self._ranks:
-            match = pattern.search(text)
-            if match:
-                return int(match.group("rank")[:9])
-        return None
-
-    def is_error(self, body: str) -> bool:
-        return any(pattern.search(body) for pattern in self._errors)
-
-    def is_benign(self, text: str) -> bool:
-        return self._benign.any_in(text)
-
-    def is_idle(self, text: str) -> bool:
-        return self._idle.any_in(text)
-
-    def is_quiet(self, text: str) -> bool:
-        return self._quiet.any_in(text)
-
-    def is_consequence(self, text: str) -> bool:
-        return self._never.any_in(text)
-
-
-class _Needed:
-    """Patterns of which any may match; each is tried only where the text that it needs occurs."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = []
-        for pattern in patterns:
-            needs = needed_text(pattern)
-            self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
-
-    def any_in(self, text: str) -> bool:
-        return any((needs is None or needs in text) and regex.search(text) for needs, regex in self._patterns)
-
-
-def needed_text(pattern: str) -> Optional[bytes]:
-    """The longest plain text that every match of a pattern contains; None if fewer than two characters are sure.
-
-    Understands the usual: escapes, classes, groups, quantifiers. Whatever stands in a group counts as unsure.
-    """
-    if "(?i" in pattern or "(?x" in pattern:
-        return None
-    runs = [""]
-    depth = index = 0
-    while index < len(pattern):
-        character = pattern[index]
-        following = pattern[index + 1 : index + 2]
-        if character == "[":
-            index = _end_of_class(pattern, index)
-            runs.append("")
-        elif character == "\\":
-            index += 1
-            if depth == 0 and following and not following.isalnum():
-                runs[-1] += following
-            else:
-                runs.append("")
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-            runs.append("")
-        elif depth:
-            pass
-        elif character == "|":
-            return None
-        elif character in "?*{":
-            runs[-1] = runs[-1][:-1]
-            runs.append("")
-            if character == "{":
-                index = max(index, pattern.find("}", index))
-        elif character in "+.^$":
-            runs.append("")
-        else:
-            runs[-1] += character
-        index += 1
-    longest = max(runs, key=len)
-    return longest.encode("utf-8") if len(longest) >= 2 else None
-
-
-def _end_of_class(pattern: str, start: int) -> int:
-    index = start + 1
-    if pattern[index : index + 1] == "^":
-        index += 1
-    if pattern[index : index + 1] == "]":
-        index += 1
-    while index < len(pattern) and pattern[index] != "]":
-        index += 2 if pattern[index] == "\\" else 1
-    return index
-
-
-def _signature(index: int, entry: Mapping[str, Any]) -> _Signature:
-    return _Signature(
-        index=index,
-        cause=entry["id"],
-        general=bool(entry.get("general")),
-        vague=bool(entry.get("vague")),
-        consequence=bool(entry.get("consequence")),
-        survivable=bool(entry.get("survivable")),
-        early=bool(entry.get("early")),
-        after=entry.get("after"),
-        unless=re.compile(entry["unless"]) if entry.get("unless") else None,
-        block=re.compile(entry["block"]) if entry.get("block") else None,
-        memory=_MemoryRule(entry["memory"]) if entry.get("memory") else None,
-    )
-
-
 def _blocks(stream: Union[bytes, BinaryIO]) -> Iterator[bytes]:
     if isinstance(stream, (bytes, bytearray, memoryview)):
         for start in range(0, len(stream), SLICE_BYTES):
@@ -1092,10 +765,6 @@ def _blocks(stream: Union[bytes, BinaryIO]) -> Iterator[bytes]:
 
 def _clean(raw: bytes) -> bytes:
     return _COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
-
-
-def _shape(text: bytes) -> bytes:
-    return text.translate(None, b"0123456789")
 
 
 def _around(text: str, at: int) -> str:
@@ -1114,18 +783,3 @@ def _percent(match: re.Match[str]) -> Optional[float]:
     if groups.get("done") and groups.get("total") and float(groups["total"]) > 0:
         return min(100.0, 100.0 * float(groups["done"]) / float(groups["total"]))
     return None
-
-
-def _gib(match: re.Match[str]) -> float:
-    try:
-        return float(match.group("size")) * _GIB.get(match.group("unit"), 0.0)
-    except ValueError:
-        return 0.0
-
-
-def _elapsed(since: float, until: float) -> float:
-    # A stamp without a year jumps back at New Year; ranks write a little out of order.
-    seconds = until - since
-    if seconds < -300 * 86400:
-        seconds += 366 * 86400
-    return max(0.0, seconds)

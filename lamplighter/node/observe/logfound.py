@@ -1,0 +1,160 @@
+"""What a log has shown so far: the failures in it with their places, and how long each phase took.
+
+Pure. Which of several failures explains the others is a matter of weight: see ``Match.weight``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime as dt
+from typing import Dict, Iterable, List, Optional, Pattern, Tuple
+
+from lamplighter.node.observe.logrules import Memory, Signature
+
+MOST_MATCHES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseTime:
+    """Seconds for which ``phase`` was the current one, all its visits together; None when the log tells no time."""
+
+    phase: str
+    seconds: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    order: int
+    line: int
+    text: str
+    rank: Optional[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    signature: Signature
+    place: Place
+    is_quiet: bool
+    markers: int
+    memory: Optional[Memory]
+
+    def weight(self, was_survived: bool) -> float:
+        """The lower, the more it explains: specific, general, vague, consequence; a warning last of all.
+
+        What may be survived and was, to judge by the phases after it, stands behind what was not.
+        """
+        signature = self.signature
+        weight = 1.0 * signature.general + 1.5 * signature.vague + 2.0 * signature.consequence
+        return weight + 0.9 * was_survived + 10.0 * self.is_quiet
+
+
+class Findings:
+    """What was found before, or after, the ready line: the first match of each signature, and the first errors."""
+
+    def __init__(self) -> None:
+        self.matches: List[Match] = []
+        self.wrapper: Optional[Place] = None
+        self.error: Optional[Place] = None
+        self.error_markers = 0
+        self.consequence: Optional[Place] = None
+        self.stopping = False
+        self._counts: Dict[Tuple[int, bool], int] = collections.defaultdict(int)
+
+    @classmethod
+    def both(cls, first: Findings, second: Findings) -> Findings:
+        together = cls()
+        together.matches = first.matches + second.matches
+        together.wrapper = first.wrapper or second.wrapper
+        together.error = first.error or second.error
+        together.error_markers = first.error_markers if first.error else second.error_markers
+        together.consequence = first.consequence or second.consequence
+        return together
+
+    def has(self, signature: Signature) -> bool:
+        return self._counts[signature.index, False] > 0
+
+    def is_full(self, signature: Signature, is_quiet: bool) -> bool:
+        # A survivable match is a failure only while no phase follows it, so its latest one counts, too.
+        many = signature.memory is not None or signature.survivable
+        return self._counts[signature.index, is_quiet] >= (MOST_MATCHES if many else 1)
+
+    def add(self, match: Match) -> None:
+        self._counts[match.signature.index, match.is_quiet] += 1
+        self.matches.append(match)
+
+    @property
+    def is_telling(self) -> bool:
+        return bool(self.matches or self.wrapper or self.error or self.consequence)
+
+    @property
+    def size(self) -> int:
+        places = [each.place for each in self.matches]
+        return sum(len(each.text) for each in [*places, self.wrapper, self.error, self.consequence] if each is not None)
+
+
+class Clock:
+    """How long each phase lasted: by the reader's clock if it has one, else by the stamps in the log."""
+
+    def __init__(self, patterns: List[Pattern[str]]) -> None:
+        self._patterns = patterns
+        self._spent: Dict[str, float] = {}
+        self._current: Optional[str] = None
+        self._since: Optional[float] = None
+        self._is_live = False
+
+    def start(self, at: float) -> None:
+        if not self._is_live and self._current is None:
+            self._is_live = True
+            self._current, self._since = "boot", at
+            self._spent["boot"] = 0.0
+
+    def enter(self, phase: str, text: str, now: Optional[float]) -> None:
+        moment = now if self._is_live else self._stamp(text)
+        if phase != self._current:
+            self._leave(moment)
+            self._current = phase
+            self._spent.setdefault(phase, 0.0)
+            self._since = moment if moment is not None else self._since
+        elif self._since is None:
+            self._since = moment
+
+    def times(self, tail: Iterable[str], now: Optional[float]) -> Tuple[PhaseTime, ...]:
+        moment = now if self._is_live else None
+        if not self._is_live:
+            stamps = [stamp for stamp in map(self._stamp, tail) if stamp is not None]
+            moment = stamps[-1] if stamps else None
+        spent = dict(self._spent)
+        if self._current is not None and moment is not None and self._since is not None:
+            spent[self._current] += _elapsed(self._since, moment)
+        has_time = self._since is not None
+        return tuple(PhaseTime(phase, round(seconds, 3) if has_time else None) for phase, seconds in spent.items())
+
+    def _leave(self, moment: Optional[float]) -> None:
+        if self._current is not None and moment is not None and self._since is not None:
+            self._spent[self._current] += _elapsed(self._since, moment)
+
+    def _stamp(self, text: str) -> Optional[float]:
+        for pattern in self._patterns:
+            match = pattern.search(text)
+            if match:
+                parts = match.groupdict()
+                try:
+                    day = dt.datetime(
+                        int(parts.get("year") or 2000),
+                        int(parts["month"]),
+                        int(parts["day"]),
+                        tzinfo=dt.timezone.utc,
+                    )
+                except ValueError:
+                    return None
+                return day.timestamp() + int(parts["hour"]) * 3600 + int(parts["minute"]) * 60 + float(parts["second"])
+        return None
+
+
+def _elapsed(since: float, until: float) -> float:
+    # A stamp without a year jumps back at New Year; ranks write a little out of order.
+    seconds = until - since
+    if seconds < -300 * 86400:
+        seconds += 366 * 86400
+    return max(0.0, seconds)

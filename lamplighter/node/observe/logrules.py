@@ -1,0 +1,304 @@
+"""A compiled engine.yml made ready for searching: what a log may say, and what of it is worth looking for where.
+
+Each pattern goes with the plain text that every match of it contains, so that a flood of lines costs little. Standard
+library only. Raises re.error for a pattern that this Python cannot read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Pattern, Set, Tuple
+
+MOST_OTHERS = 64
+
+_GIB = {
+    "bytes": 2.0**-30,
+    "KB": 2.0**-20,
+    "KiB": 2.0**-20,
+    "MB": 2.0**-10,
+    "MiB": 2.0**-10,
+    "GB": 1.0,
+    "GiB": 1.0,
+    "TB": 2.0**10,
+    "TiB": 2.0**10,
+}
+
+PHASE, PERCENT, FAILURE, WRAPPER, CONTEXT, HEAD, CHAIN, STOPPING, PID, WARNING, MEASURE, START = range(12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    start: int
+    end: int
+    who: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What an out-of-memory line says, in GiB; ``others`` are (pid, size) of the processes it names."""
+
+    wanted: float
+    free: float
+    others: Tuple[Tuple[int, float], ...]
+    names_itself: bool
+    at_least: float
+
+    def accuses_others(self, own_pids: Set[int]) -> bool:
+        """Whether other processes hold so much that without them the request would have fitted."""
+        held = sum(size for pid, size in self.others if pid not in own_pids)
+        return self.names_itself and held >= self.at_least and self.free + held >= self.wanted
+
+
+class MemoryRule:
+    def __init__(self, rule: Mapping[str, Any]) -> None:
+        self._wanted = re.compile(rule["wanted"])
+        self._free = re.compile(rule["free"])
+        self._others = re.compile(rule["others"])
+        self._itself = re.compile(rule["itself"])
+        self._at_least = float(rule["at_least"])
+
+    def read(self, text: str) -> Memory:
+        others = tuple((int(match.group("pid")), _gib(match)) for match in self._others.finditer(text))
+        wanted, free = self._wanted.search(text), self._free.search(text)
+        return Memory(
+            wanted=_gib(wanted) if wanted else float("inf"),
+            free=_gib(free) if free else 0.0,
+            others=others[:MOST_OTHERS],
+            names_itself=self._itself.search(text) is not None,
+            at_least=self._at_least,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    index: int
+    cause: str
+    general: bool
+    vague: bool
+    consequence: bool
+    survivable: bool
+    early: bool
+    after: Optional[str]
+    unless: Optional[Pattern[str]]
+    block: Optional[Pattern[str]]
+    memory: Optional[MemoryRule]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interest:
+    """A pattern and bytes that must occur for it to match, as they are and without digits; None: it may match any."""
+
+    kind: int
+    regex: Pattern[str]
+    needs: Optional[bytes]
+    shape: Optional[bytes]
+    name: str = ""
+    after: Optional[str] = None
+    signature: Optional[Signature] = None
+
+    @property
+    def only_before_ready(self) -> bool:
+        return self.kind in (PHASE, PERCENT, PID)
+
+
+class Rules:
+    """A compiled engine.yml as regular expressions. Raises re.error for a pattern this Python cannot read."""
+
+    def __init__(self, engine: Mapping[str, Any]) -> None:
+        self.interests: List[Interest] = []
+        self.hints: Dict[str, str] = {}
+        self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
+        self.times = [re.compile(each) for each in engine.get("time", ())]
+        self._prefixes = [re.compile(each) for each in engine.get("prefix", ())]
+        self._ranks = [re.compile(each) for each in engine.get("rank", ())]
+        self._errors = [re.compile(each) for each in engine.get("error", ())]
+        self._envelopes = [re.compile(each) for each in engine.get("envelope", ())]
+        self._benign = _Needed(engine.get("benign", ()))
+        self._quiet = _Needed(engine.get("quiet", ()))
+        self._idle = _Needed(engine.get("idle", ()))
+        self.warning_hints = {entry["id"]: str(entry.get("hint", "")) for entry in engine.get("warnings", ())}
+        for entry in engine.get("warnings", ()):
+            for pattern in entry["patterns"]:
+                self._add(WARNING, pattern, entry["id"])
+        for name, patterns in (engine.get("measures") or {}).items():
+            for pattern in patterns:
+                self._add(MEASURE, pattern, name)
+        self._never = _Needed([*engine.get("consequences", ()), *engine.get("wrappers", ())])
+        for phase in engine.get("phases", ()):
+            for pattern in phase["patterns"]:
+                self._add(PHASE, pattern, phase["name"], phase.get("after"))
+        for kind, key in (
+            (PERCENT, "percent"),
+            (WRAPPER, "wrappers"),
+            (CHAIN, "chain"),
+            (STOPPING, "stopping"),
+            (PID, "pids"),
+            (START, "starts"),
+        ):
+            for pattern in engine.get(key, ()):
+                self._add(kind, pattern)
+        if engine.get("traceback"):
+            self._add(HEAD, engine["traceback"])
+        contexts: Set[str] = set()
+        for index, entry in enumerate(engine.get("failures", ())):
+            signature = _signature(index, entry)
+            if entry.get("hint"):
+                self.hints.setdefault(signature.cause, entry["hint"])
+            if signature.after is not None and signature.after not in contexts:
+                contexts.add(signature.after)
+                self._add(CONTEXT, signature.after)
+            for pattern in entry["patterns"]:
+                self._add(FAILURE, pattern, signature=signature)
+        self.hints.update(engine.get("hints") or {})
+
+    def _add(
+        self,
+        kind: int,
+        pattern: str,
+        name: str = "",
+        after: Optional[str] = None,
+        signature: Optional[Signature] = None,
+    ) -> None:
+        needs = needed_text(pattern)
+        shape = None if needs is None else shape_of(needs)
+        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature))
+
+    def prefixes_in(self, text: str) -> List[Prefix]:
+        """Where prefixes begin and end in a piece, in order, none inside another."""
+        found = []
+        for pattern in self._prefixes:
+            found += [
+                Prefix(match.start(), match.end(), match.groupdict().get("who") or "")
+                for match in pattern.finditer(text)
+                if match.end() > match.start()
+            ]
+        found.sort(key=lambda each: (each.start, -each.end))
+        kept: List[Prefix] = []
+        for each in found:
+            if not kept or each.start >= kept[-1].end:
+                kept.append(each)
+        return kept
+
+    def unpacked(self, text: str) -> str:
+        """A line without what journald, containers and their orchestrators put in front of it."""
+        start = 0
+        for pattern in self._envelopes:
+            match = pattern.match(text, start)
+            start = match.end() if match is not None else start
+        return text[start:] if start else text
+
+    def rank_in(self, text: str) -> Optional[int]:
+        for pattern in self._ranks:
+            match = pattern.search(text)
+            if match:
+                return int(match.group("rank")[:9])
+        return None
+
+    def is_error(self, body: str) -> bool:
+        return any(pattern.search(body) for pattern in self._errors)
+
+    def is_benign(self, text: str) -> bool:
+        return self._benign.any_in(text)
+
+    def is_idle(self, text: str) -> bool:
+        return self._idle.any_in(text)
+
+    def is_quiet(self, text: str) -> bool:
+        return self._quiet.any_in(text)
+
+    def is_consequence(self, text: str) -> bool:
+        return self._never.any_in(text)
+
+
+class _Needed:
+    """Patterns of which any may match; each is tried only where the text that it needs occurs."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = []
+        for pattern in patterns:
+            needs = needed_text(pattern)
+            self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
+
+    def any_in(self, text: str) -> bool:
+        return any((needs is None or needs in text) and regex.search(text) for needs, regex in self._patterns)
+
+
+def needed_text(pattern: str) -> Optional[bytes]:
+    """The longest plain text that every match of a pattern contains; None if fewer than two characters are sure.
+
+    Understands the usual: escapes, classes, groups, quantifiers. Whatever stands in a group counts as unsure.
+    """
+    if "(?i" in pattern or "(?x" in pattern:
+        return None
+    runs = [""]
+    depth = index = 0
+    while index < len(pattern):
+        character = pattern[index]
+        following = pattern[index + 1 : index + 2]
+        if character == "[":
+            index = _end_of_class(pattern, index)
+            runs.append("")
+        elif character == "\\":
+            index += 1
+            if depth == 0 and following and not following.isalnum():
+                runs[-1] += following
+            else:
+                runs.append("")
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            runs.append("")
+        elif depth:
+            pass
+        elif character == "|":
+            return None
+        elif character in "?*{":
+            runs[-1] = runs[-1][:-1]
+            runs.append("")
+            if character == "{":
+                index = max(index, pattern.find("}", index))
+        elif character in "+.^$":
+            runs.append("")
+        else:
+            runs[-1] += character
+        index += 1
+    longest = max(runs, key=len)
+    return longest.encode("utf-8") if len(longest) >= 2 else None
+
+
+def _end_of_class(pattern: str, start: int) -> int:
+    index = start + 1
+    if pattern[index : index + 1] == "^":
+        index += 1
+    if pattern[index : index + 1] == "]":
+        index += 1
+    while index < len(pattern) and pattern[index] != "]":
+        index += 2 if pattern[index] == "\\" else 1
+    return index
+
+
+def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
+    return Signature(
+        index=index,
+        cause=entry["id"],
+        general=bool(entry.get("general")),
+        vague=bool(entry.get("vague")),
+        consequence=bool(entry.get("consequence")),
+        survivable=bool(entry.get("survivable")),
+        early=bool(entry.get("early")),
+        after=entry.get("after"),
+        unless=re.compile(entry["unless"]) if entry.get("unless") else None,
+        block=re.compile(entry["block"]) if entry.get("block") else None,
+        memory=MemoryRule(entry["memory"]) if entry.get("memory") else None,
+    )
+
+
+def shape_of(text: bytes) -> bytes:
+    return text.translate(None, b"0123456789")
+
+
+def _gib(match: re.Match[str]) -> float:
+    try:
+        return float(match.group("size")) * _GIB.get(match.group("unit"), 0.0)
+    except ValueError:
+        return 0.0
