@@ -19,7 +19,7 @@ import pytest
 from lamplighter.node import liveproof
 from lamplighter.node.envproof import Proof, prove_before
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import processes
+from lamplighter.node.observe import processes, startup
 from lamplighter.release.engine import load_engine
 from tests.engines.place import HERE, PIP_INSTALL, cache_directory
 from tests.engines.test_transformers import READY, SECONDS, free_port
@@ -76,7 +76,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture(scope="session")
 def agents(require: Require) -> Path:
-    """A venv with ddtrace and OpenTelemetry from PyPI, made once for each list and interpreter."""
+    """A venv with ddtrace, OpenTelemetry and uv from PyPI, made once for each list and interpreter."""
     wanted = AGENTS.read_bytes() + platform.python_version().encode()
     venv = cache_directory() / f"agents-{hashlib.sha256(wanted).hexdigest()[:12]}"
     venv.parent.mkdir(parents=True, exist_ok=True)
@@ -148,3 +148,23 @@ def test_opentelemetry_first_does_not_chain_and_is_named(agents: Path, tmp_path:
     assert not proof.ok
     assert f"shadowed by {file}" in proof.message
     assert "opentelemetry" in ran
+
+
+# -- the same by `uv run`
+
+
+@pytest.mark.parametrize("more", [[], ["-I"]])
+def test_a_real_uv_run_is_followed_to_its_python_and_flags(agents: Path, tmp_path: Path, more: list[str]) -> None:
+    project, launch = tmp_path / "project", place(release(env=PLAN), tmp_path / "release")
+    project.mkdir()
+    (project / "pyproject.toml").write_text('[project]\nname = "server"\nversion = "1"\nrequires-python = ">=3.9"\n')
+    base = os.path.realpath(agents / "bin/python")
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "UV_OFFLINE": "1", "UV_PYTHON": base}
+    server = [agents / "bin/uv", "run", "--project", project, "--", "python", *more, "-m", "sglang.launch_server"]
+    words = startup.interpreter_of(list(map(str, server)), "/usr/bin:/bin")
+    told = startup.ask(words, environ)
+    assert (told.prefix, told.is_venv, list(told.flags[:1])) == (str(project / ".venv"), True, more)
+    expected = {name: value if isinstance(value, str) else value["value"] for name, value in PLAN.items()}
+    proof = prove_before(str(launch), words, expected, 60.0, environ=environ)
+    assert proof.ok == (not more), proof.message
+    assert proof.ok or "Python runs with -I" in proof.message

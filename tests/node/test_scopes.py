@@ -201,6 +201,15 @@ def test_a_compiled_file_is_refused(tmp_path: Path, home: ServerHome) -> None:
         interpreter.install("interpreter", python, home)
 
 
+@pytest.mark.parametrize("scope", interpreter.SCOPES)
+def test_a_python_that_runs_no_start_up_file_is_refused(tmp_path: Path, home: ServerHome, scope: str) -> None:
+    python = replace(told(tmp_path), flags=("-S",), sitecustomize=None)
+    before = tree(tmp_path)
+    with pytest.raises(interpreter.Refused, match="/opt/venv: it runs with -S"):
+        interpreter.install(scope, python, home)
+    assert tree(tmp_path) == before
+
+
 #: Dies by KILL at the n-th call that changes the disk, in a fork, for n = 1, 2, ...; prints how far it came each time.
 KILL_EVERYWHERE = """
 import itertools, json, os, signal, sys
@@ -351,6 +360,25 @@ def test_a_payload_that_is_gone_or_broken_harms_nobody(tmp_path: Path, scope: st
     else:
         payload.write_text("def half(:" if damage == "broken" else "1/0")
     assert reaches(None, python, directory=tmp_path) == "of the server"
+
+
+def test_the_start_file_names_what_python_3_15_calls(tmp_path: Path, home: ServerHome) -> None:
+    """PEP 829: a line that is no comment is the name of a callable, as pkgutil.resolve_name takes it; UTF-8, no import.
+
+    Run so on Debian's Python 3.15.2, with and without the .pth file beside it; here its rule is applied to the file.
+    """
+    launch, python = deploy(tmp_path / "root", "pth"), make_venv(tmp_path / "venv")
+    files = interpreter.install("pth", startup.ask([str(python)], {"PATH": "/usr/bin:/bin"}), home)
+    (start,) = (Path(file) for file in files if file.endswith(".start"))
+    (pth,) = (Path(file) for file in files if file.endswith(".pth"))
+    assert start.stem == pth.stem
+    (name,) = [line for line in start.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    pth.unlink()
+    code = "import os, pkgutil, sys; pkgutil.resolve_name(sys.argv[1])(); print(os.environ['NCCL_PROTO'])"
+    environ = {"PATH": "/usr/bin:/bin", "LAMPLIGHTER_PYSITE": str(launch.parent / "pysite")}
+    words = [python, "-I", "-c", code, name]
+    done = subprocess.run(list(map(str, words)), env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout == "LL\n", done.stderr
 
 
 def test_a_worker_is_recorded_once_though_pth_files_run_twice(tmp_path: Path) -> None:

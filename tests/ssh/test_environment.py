@@ -68,22 +68,44 @@ def test_the_incidents_server_gets_its_variables_and_the_node_its_file_back(
     assert run("env").code == Exit.DEGRADED
 
 
-def test_a_scope_that_is_not_needed_any_more_is_taken_back_by_the_next_deploy(
-    park: NodePark, node: Node, tmp_path: Path
-) -> None:
-    node.exec(["/usr/bin/python3", "-m", "venv", "--without-pip", "/opt/venv"])
-    node.write("/opt/venv/bin/lamplighter-demo-server", SCRIPT.replace(" -I", ""), "755")
+def test_the_systems_file_follows_what_serves(park: NodePark, node: Node, tmp_path: Path) -> None:
+    """A move to another venv that fails, at whatever stage, leaves the old one what it starts with."""
+    for venv in ("venv", "new", "sterile"):
+        node.exec(["/usr/bin/python3", "-m", "venv", "--without-pip", f"/opt/{venv}"])
+        script = SCRIPT.replace("/opt/venv/bin/python -I", f"/opt/{venv}/bin/python")
+        node.write(f"/opt/{venv}/bin/lamplighter-demo-server", script, "755")
+    no_child = "import os; b'spawn_main' in open('/proc/self/cmdline', 'rb').read() and os._exit(3)\n"
+    node.write("/opt/sterile/lib/python3.11/site-packages/sterile.pth", no_child)
     before = node.read(SYSTEM)
     driver = driver_for(park, node, tmp_path)
-    for scope in ("interpreter", "server"):
+
+    def deploy(scope: str, venv: str = "venv", **args: str) -> Done:
         server = {
-            "engine": "demo", "model": "demo-model", "port": 8000, "gpus": [0, 1], "python": "/opt/venv/bin/python",
-            "args": {"tp": 2}, "env": ENV, "sitecustomize": {"scope": scope},
+            "engine": "demo", "model": "demo-model", "port": 8000, "gpus": [0, 1], "python": f"/opt/{venv}/bin/python",
+            "args": {"tp": 2, **args}, "env": ENV, "sitecustomize": {"scope": scope},
         }  # fmt: skip
         driver.write("gpu1", {**node.connection("root"), "servers": {"demo": server}})
-        done = driver.run("deploy", "--json", "--host", "gpu1")
-        assert done.code == Exit.OK, str(done)
-        assert (node.read(SYSTEM) == before) == (scope == "server")
+        return driver.run("deploy", "--json", "--host", "gpu1")
+
+    done = deploy("interpreter")
+    assert done.code == Exit.OK, str(done)
+    with_block = node.read(SYSTEM)
+    assert with_block != before
+
+    done = deploy("interpreter", "sterile")
+    assert (done.code, done.server("gpu1", "demo")["stage"]) == (Exit.REFUSED, "prove"), str(done)
+    assert "its spawn child did not (exit status 3)" in done.server("gpu1", "demo")["message"]
+    assert node.read(SYSTEM) == with_block
+
+    done = deploy("interpreter", "new", **{"lab-fail": "die:boot"})
+    assert done.code == Exit.ROLLED_BACK, str(done)
+    assert node.read(SYSTEM) == with_block
+    proof = json.loads(driver.run("env", "--json", "--host", "gpu1").stdout)["env"]["hosts"]["gpu1"]["servers"]["demo"]
+    assert proof["state"] == "carries", proof
+
+    done = deploy("server", "new")
+    assert done.code == Exit.OK, str(done)
+    assert node.read(SYSTEM) == before
 
 
 def findings(done: Done) -> list[dict[str, Any]]:

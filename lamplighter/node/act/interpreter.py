@@ -23,7 +23,7 @@ from typing import Callable, Collection, Dict, Iterator, Optional, Tuple
 
 from lamplighter.node.act import files, lock
 from lamplighter.node.layout import ServerHome, read_json
-from lamplighter.node.observe.startup import Startup
+from lamplighter.node.observe.startup import Startup, needed_scope
 
 SCOPES = ("pth", "interpreter")
 
@@ -154,6 +154,9 @@ def recorded(home: ServerHome) -> Tuple[Outside, ...]:
 
 def _wanted(scope: str, startup: Startup, home: ServerHome) -> Dict[Place, str]:
     """Return the text of each place, in the order of writing: a file that runs another comes after it."""
+    need = needed_scope(startup)
+    if need.scope is None:
+        raise Refused(f"{startup.prefix}: {need.why}")
     function = "_lamplighter_" + re.sub(r"\W", "_", home.name)
     hook = _HOOK.format(function=function, variable=PYSITE)
     # Without a venv the prefix is that of all of the system's own tools: only what the launch script names runs there.
