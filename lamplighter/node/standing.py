@@ -6,6 +6,7 @@ drift is measured against later.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -59,6 +60,7 @@ def write_down(run: Run) -> None:
                 "argv": list(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine),
                 "driver": _driver(),
+                "drop_ins": _drop_ins(run.home),
                 "environment": [[each.name, each.found] for each in _in_environment(run.home, [])],
             },
         )
@@ -123,7 +125,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
         found += _in_its_place(record, deployed)
     found += _in_engine(deployed, unknown)
     found += _in_driver(deployed, unknown)
-    found += _in_unit(home, record)
+    found += [*_in_unit(home, record), *_in_drop_ins(home, deployed)]
     if not record.get("ready"):
         unknown.append("argv, engine and driver: the last start has not become ready")
     elif not deployed:
@@ -282,6 +284,32 @@ def _in_unit(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
     except OSError:
         text = None
     return drift.of_units(committed["text"], text, unit.name)
+
+
+def _drop_ins(home: ServerHome) -> Dict[str, str]:
+    """Read what `systemctl edit` and administrators add to the unit; ours, there for a moment only, is none."""
+    unit = unit_in(read_json(home.unit) or {})
+    if unit is None:
+        return {}
+    manager = systemd.Manager(unit.manager_uid)
+    found = {}
+    for place in (manager.directory, manager.runtime_directory):
+        directory = os.path.join(place, f"{unit.name}.d")
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(directory)):
+                if name.endswith(".conf") and name != systemd.HOLD:
+                    with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+                        found[f"{unit.name}.d/{name}"] = file.read()
+    return found
+
+
+def _in_drop_ins(home: ServerHome, deployed: Mapping[str, Any]) -> List[Difference]:
+    before = deployed.get("drop_ins")
+    if before is None:  # written down by a lamplighter that did not look
+        return []
+    now = _drop_ins(home)
+    names = sorted({*before, *now})
+    return [each for name in names for each in drift.of_drop_in(before.get(name), now.get(name), name)]
 
 
 # ------------------------------------------------------------------------------------------------------ left alone

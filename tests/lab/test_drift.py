@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+from invoke.config import Config
+from invoke.context import Context
+from invoke.exceptions import Exit as Leave
+
+import tasks
 from lab import ledger
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
+from lamplighter.run import ssh
 from lamplighter.run.deploy import HostSession, open_session
 from tests.driver import PROJECT, ask, eventually
 from tests.lab.conftest import Box
+
+#: `./inv dev.soak` takes the time for all of them.
+DEPLOYS = 20 if os.environ.get("LAMPLIGHTER_SOAK") else 4
 
 
 def standing_of(opened: HostSession, box: Box) -> dict[str, Any]:
@@ -32,14 +45,23 @@ def opened(box: Box) -> Any:
     return open_session(load_inventory(box.driver.inventory, PROJECT / "roles").host("box"), PROJECT)
 
 
+def deploy(session: HostSession, box: Box) -> None:
+    """Deploy what the inventory says now, over an open connection."""
+    heard: list[dict[str, Any]] = []
+    servers = load_inventory(box.driver.inventory, session.project / "roles").host("box").servers
+    session.run("deploy", servers["demo"], heard.append)
+    assert heard[-1]["outcome"] == "deployed", json.dumps(heard[-3:])
+
+
 def test_a_node_just_deployed_has_no_drift_and_every_change_is_told_with_both_values(box: Box) -> None:
     box.configure(env={"NCCL_PROTO": "LL"})
-    for _ in range(3):
-        assert box.deploy().code == Exit.OK
-        with opened(box) as session:
-            for _ in range(7):
-                assert drift_of(session, box) == {}
+    assert box.deploy().code == Exit.OK
     with opened(box) as session:
+        assert drift_of(session, box) == {}
+        for _ in range(DEPLOYS - 1):
+            deploy(session, box)
+            for _ in range(3):
+                assert drift_of(session, box) == {}
         # the inventory is edited
         box.configure(env={"NCCL_PROTO": "Simple", "NEW": "1"}, args={"context-length": 4096})
         assert drift_of(session, box) == {
@@ -124,7 +146,100 @@ def test_a_server_that_was_started_by_hand_with_other_arguments_is_drift(box: Bo
         by_hand.wait()
 
 
-def test_deploy_if_changed(box: Box) -> None:
+#: A build backend of nothing but files, so that pip installs with no network and no setuptools: wheel and editable.
+BACKEND = """
+import base64, hashlib, os, zipfile
+def build(directory, files):
+    version = open("version").read().strip()
+    info = f"demo_engine-{version}.dist-info"
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\\nName: demo-engine\\nVersion: {version}\\n"
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    digests = {path: hashlib.sha256(text.encode()).digest() for path, text in files.items()}
+    words = {path: base64.urlsafe_b64encode(digest).decode().rstrip("=") for path, digest in digests.items()}
+    rows = [f"{path},sha256={word},{len(files[path])}" for path, word in words.items()]
+    files[f"{info}/RECORD"] = "\\n".join([*rows, f"{info}/RECORD,,", ""])
+    name = f"demo_engine-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(directory, name), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+    return name
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    names = [f"demo_engine/{name}" for name in os.listdir("demo_engine") if name.endswith(".py")]
+    return build(directory, {name: open(name).read() for name in names})
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    return build(directory, {"demo_engine.pth": os.getcwd()})
+"""
+
+
+class Venv:
+    """An engine's environment: a virtual environment of its own, into which pip installs what ``source`` holds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.source = directory / "venv", directory / "source"
+        self.python = self.directory / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.directory], check=True)
+        (self.source / "demo_engine").mkdir(parents=True)
+        (self.source / "backend.py").write_text(BACKEND)
+        (self.source / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        )
+
+    def install(self, version: str, *words: str) -> None:
+        (self.source / "version").write_text(version)
+        for name in ("__init__", "server", "worker"):
+            (self.source / "demo_engine" / f"{name}.py").write_text(f"NAME = {name + version!r}\n")
+        offline = ["--no-index", "--no-build-isolation", "--no-deps", "--disable-pip-version-check", "--quiet"]
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "install", *offline]
+        subprocess.run([*map(str, pip), *words, str(self.source)], check=True, capture_output=True)
+
+    @property
+    def package(self) -> Path:
+        return next(self.directory.glob("lib/python*/site-packages/demo_engine"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed")
+def test_an_engine_that_was_patched_or_upgraded_is_drift(box: Box, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for name in ("roles", "templates"):
+        shutil.copytree(PROJECT / name, project / name)
+    role = project / "roles" / "demo" / "engine.yml"
+    role.write_text(role.read_text().replace("distribution: null", "distribution: demo-engine"))
+    venv = Venv(tmp_path)
+    venv.install("1.0")
+    program = "lamplighter-demo-server"
+    (venv.python.parent / program).symlink_to(box.directory / "box" / "bin" / program)
+    box.configure(python=str(venv.python))
+    with open_session(load_inventory(box.driver.inventory, project / "roles").host("box"), project) as session:
+        deploy(session, box)
+        assert drift_of(session, box) == {}
+
+        subprocess.run([venv.python, "-c", "import demo_engine.server"], check=True)
+        assert list(venv.package.glob("__pycache__/server*.pyc"))
+        server = venv.package / "server.py"
+        kept = server.read_text()
+        server.write_text(kept.replace("1.0", "9.9"))  # the same size, and the time that it had
+        os.utime(server, ns=(1, 1))
+        (venv.package / "worker.py").unlink()
+        found = drift_of(session, box)
+        assert set(found) == {("engine", "demo_engine/server.py"), ("engine", "demo_engine/worker.py")}
+        assert found["engine", "demo_engine/worker.py"] == ("(as in RECORD)", None)
+        wanted, now = found["engine", "demo_engine/server.py"]
+        assert (wanted, len(now or "")) == ("(as in RECORD)", 12)
+        facts = session.facts(session.host.servers["demo"])["engine"]
+        assert (list(facts["changed"]), facts["missing"]) == (["demo_engine/server.py"], ["demo_engine/worker.py"])
+        server.write_text(kept)
+        (venv.package / "worker.py").write_text(kept.replace("server", "worker"))
+        assert drift_of(session, box) == {}
+
+        venv.install("2.0")
+        assert drift_of(session, box) == {("engine", "demo-engine version"): ("1.0", "2.0")}
+        venv.install("1.0", "--editable")
+        [(what, (wanted, now))] = drift_of(session, box).items()
+        assert (what, wanted) == (("engine", "demo-engine installation"), "(files as in RECORD)")
+        assert "is an editable install" in (now or "")
+
+
+def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     box.configure(env={"NCCL_PROTO": "LL"})
     first = box.deploy("--if-changed")
     assert first.code == Exit.OK, first
@@ -138,14 +253,20 @@ def test_deploy_if_changed(box: Box) -> None:
     assert report["outcome"] == "unchanged"
     assert report["serving"]["pid"] == pid
     assert sorted(os.listdir(box.state / "runs")) == runs  # no worker, no journal
-    with opened(box) as session:
-        begun = []
-        stream = session.node.stream
-        session.node.stream = lambda command: begun.append(command) or stream(command)
-        heard: list[dict[str, Any]] = []
-        session.run("deploy", session.host.servers["demo"], heard.append, if_changed=True)
-        assert heard[-1]["outcome"] == "unchanged"
-        assert len(begun) == 1  # one exec on the one login
+
+    # one login and one exec are all that it costs
+    done: list[str] = []
+    for name in ("login", "execute"):
+        real = getattr(ssh._Hop, name)
+        monkeypatch.setattr(ssh._Hop, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
+    context = Context(Config({**tasks.ns.configuration(), "run": {"dry": False}}))
+    monkeypatch.setenv("LAMPLIGHTER_INVENTORY", str(box.driver.inventory))
+    with pytest.raises(Leave) as left:
+        tasks.deploy.body(context, host=["box"], if_changed=True)
+    assert left.value.code == Exit.OK
+    assert done == ["login", "execute"]
+    monkeypatch.undo()
+
     assert box.deploy("--max-age", "7d").server("box", "demo")["outcome"] == "unchanged"
 
     old = box.deploy("--max-age", "1s")

@@ -163,8 +163,8 @@ def test_ctrl_c_ends_verify_and_not_the_check_that_waits(box: Box) -> None:
     checks = box.driver.inventory / "checks"
     checks.mkdir()
     (checks / "test_own.py").write_text(
-        "def test_first(host):\n    host.run('touch $HOME/begun; exec sleep 50')\n"
-        "def test_second(host):\n    host.run('touch $HOME/second')\n"
+        "def test_first(host):\n    host.run('>$HOME/begun; exec sleep 50')\n"
+        "def test_second(host):\n    host.run('>$HOME/second')\n"
     )
     with box.driver.started("verify", "--host", "box", "-k", "first or second") as verifying:
         eventually((box.home / "begun").exists, 60)

@@ -115,6 +115,13 @@ def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
     info = install(tmp_path, "0.5.16", FILES)
     (info / "RECORD").unlink()
     assert "no RECORD" in facts.engine_files(str(info))["error"]
+    (info / "RECORD").write_text(f"sglang/c.py,,\n{info.name}/RECORD,,\n")
+    assert "without digests" in facts.engine_files(str(info))["error"]
+    (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
+    assert "editable" in facts.engine_files(str(info))["error"]
+    for text in ("", "[]", '{"dir_info": {}}', '{"url": "file:///a.whl", "archive_info": {"hash": "x"}}'):
+        (info / "direct_url.json").write_text(text)
+        assert "without digests" in facts.engine_files(str(info))["error"]
 
 
 # ------------------------------------------------------------------------------------------------------------- drift
@@ -174,6 +181,10 @@ def test_an_edited_unit_is_told_by_setting() -> None:
     now = was.replace("on-failure", "no") + "Nice=5\n"
     assert named(drift.of_units(was, now, "u")) == {"u Restart": ("on-failure", "no"), "u Nice": (None, "5")}
     assert named(drift.of_units(was, None, "u")) == {"u": ("(as committed)", None)}
+    assert named(drift.of_drop_in(None, "[Service]\nNice=5\n", "u.d/a")) == {"u.d/a Nice": (None, "5")}
+    assert named(drift.of_drop_in("Nice=5", "Nice=6", "u.d/a")) == {"u.d/a Nice": ("5", "6")}
+    assert named(drift.of_drop_in("# one", None, "u.d/a")) == {"u.d/a": ("# one", None)}
+    assert drift.of_drop_in("Nice=5", "# same\nNice=5", "u.d/a") == []
 
 
 @pytest.fixture
@@ -206,6 +217,15 @@ def test_an_upgraded_package_is_drift(engine: tuple[dict[str, Any], Path]) -> No
     (site / "sglang-0.5.16.dist-info").rename(site / "sglang-0.5.17.dist-info")
     (site / "sglang-0.5.17.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.17\n")
     assert named(standing._in_engine(deployed, [])) == {"sglang version": ("0.5.16", "0.5.17")}
+
+
+def test_an_engine_that_became_editable_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
+    deployed, site = engine
+    info = site / "sglang-0.5.16.dist-info"
+    (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
+    [found] = standing._in_engine(deployed, [])
+    assert (found.name, found.wanted) == ("sglang installation", "(files as in RECORD)")
+    assert "is an editable install" in (found.found or "")
 
 
 def test_a_removed_package_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
@@ -243,4 +263,7 @@ def test_a_process_that_waits_for_a_moment_is_not_stuck(monkeypatch: pytest.Monk
     monkeypatch.setattr(facts, "STUCK_SECONDS", 0.01)
     assert facts.stuck({me.pid: waiting}) == []  # the next look finds it at work
     monkeypatch.setattr(facts.processes, "read_process", lambda pid: waiting)
+    assert facts.stuck({me.pid: waiting}) == []  # it read something: a disk that is slow
+    still = processes.Activity(7, 7)
+    monkeypatch.setattr(facts.processes, "activity", lambda pid: still)
     assert [each["pid"] for each in facts.stuck({me.pid: waiting})] == [me.pid]

@@ -57,8 +57,13 @@ def test_a_unit_that_is_disabled_or_edited(park: NodePark, systemd_node: Node, t
     assert "Restart=no" in found["unit_is_as_written"]["evidence"]
     assert drift(driver) == {("unit", f"{UNIT} Restart"): ("on-failure", "no")}
 
-    # a drop-in that starts it with other arguments, as a hand would
     systemd_node.sh(f"sed -i 's/^Restart=.*/Restart=on-failure/' {FILE}")
+    assert drift(driver) == {}
+
+    # what `systemctl edit` writes
+    systemd_node.write(f"{FILE}.d/override.conf", "[Service]\n# for the night\nEnvironment=NCCL_PROTO=Simple\n")
+    assert drift(driver) == {("unit", f"{UNIT}.d/override.conf Environment"): (None, "NCCL_PROTO=Simple")}
+    systemd_node.exec(["rm", "-r", f"{FILE}.d"])
     assert drift(driver) == {}
     again = driver.run("deploy", "--json", "--host", "gpu1", "--if-changed", timeout=200)
     assert again.server("gpu1", "demo")["outcome"] == "unchanged", again

@@ -134,7 +134,11 @@ def of_engine(deployed: Mapping[str, Any], now: Mapping[str, Any], distribution:
     if deployed.get("version") != now.get("version"):
         by = "the server still runs what it has loaded" if now.get("version") else "it is not where it was"
         return [Difference(ENGINE, f"{distribution} version", deployed.get("version"), now.get("version"), by)]
-    if now.get("error") or deployed.get("error"):
+    if bool(now.get("error")) != bool(deployed.get("error")):
+        known = "(files as in RECORD)"
+        name = f"{distribution} installation"
+        return [Difference(ENGINE, name, deployed.get("error") or known, now.get("error") or known)]
+    if now.get("error"):
         return []
     return of_changes(deployed, now)
 
@@ -165,6 +169,12 @@ def of_units(committed: str, now: Optional[str], name: str) -> List[Difference]:
         dataclasses.replace(each, name=f"{name} {each.name}")
         for each in _of_mappings(UNIT, _settings(committed), _settings(now))
     ]
+
+
+def of_drop_in(before: Optional[str], now: Optional[str], name: str) -> List[Difference]:
+    """Compare a unit's drop-in with what it was at the deploy, setting by setting; None: there is, or was, none."""
+    found = of_units(before or "", now or "", name)
+    return found or ([Difference(UNIT, name, before, now)] if (before is None) != (now is None) else [])
 
 
 def _settings(text: str) -> Dict[str, str]:

@@ -316,7 +316,11 @@ def engine_files(dist_info: str, known: Optional[Mapping[str, Any]] = None) -> D
     answer: Dict[str, Any] = {"version": version_in(dist_info), "files": 0, "changed": {}, "missing": [], "stats": {}}
     if text is None:
         return {**answer, "error": f"{dist_info} has no RECORD: it was not installed by pip or uv"}
+    if _is_editable(_text(os.path.join(dist_info, "direct_url.json")) or ""):
+        return {**answer, "error": f"{dist_info} is an editable install: no record says what its files should be"}
     rows = read_record(text)
+    if not rows:
+        return {**answer, "error": f"{dist_info} has a RECORD without digests"}
     stats: Mapping[str, Any] = (known or {}).get("stats") or {}
     before: Mapping[str, str] = (known or {}).get("changed") or {}
     site = os.path.dirname(dist_info)
@@ -340,6 +344,16 @@ def engine_files(dist_info: str, known: Optional[Mapping[str, Any]] = None) -> D
         if now != digest:
             answer["changed"][path] = now
     return {**answer, "files": len(rows), "error": None}
+
+
+def _is_editable(direct_url: str) -> bool:
+    """Read direct_url.json; facts: the RECORD of an editable install lists a .pth file, not the package's files."""
+    import json
+
+    try:
+        return bool(json.loads(direct_url)["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _digest(path: str, like: str) -> str:
