@@ -26,6 +26,8 @@ from lamplighter.node.plan import Plan
 CARRIES, DIFFERS, INCONCLUSIVE = "carries", "differs", "inconclusive"
 MEMORY, RECORD, EXEC, NOTHING = "memory", "record", "exec", "nothing"
 
+NCCL_SAYS = "NCCL says that it uses another value"
+
 Version = Callable[[], Optional[str]]
 
 #: A Python that is younger may not have run its start-up files yet.
@@ -87,13 +89,17 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class LiveProof:
-    """Delivery: every worker's verdict and every difference. Use: what NCCL said, empty unless asked for."""
+    """Delivery: every worker's verdict and every difference. Use: what NCCL said, empty unless asked for.
+
+    ``advice`` is what to do about the differences, empty where there are none.
+    """
 
     workers: Tuple[Worker, ...]
     differences: Tuple[Difference, ...]
     variables: int
     message: str
     use: str = ""
+    advice: str = ""
 
     @property
     def is_proven(self) -> bool:
@@ -107,6 +113,7 @@ class LiveProof:
             "workers": [dataclasses.asdict(worker) for worker in self.workers],
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
             "nccl": self.use,
+            "advice": self.advice,
         }
 
 
@@ -186,8 +193,9 @@ def prove_live(
     if nccl_log is not None:
         use, disagreeing = _use(workers, expected, nccl_log)
         differences += disagreeing
-    message = _message(verdicts, differences, len(expected.values), expected)
-    return LiveProof(tuple(verdicts), tuple(differences), len(expected.values), message, use)
+    message = _message(verdicts, differences, len(expected.values))
+    advice = _advice(differences, expected)
+    return LiveProof(tuple(verdicts), tuple(differences), len(expected.values), message, use, advice)
 
 
 # -------------------------------------------------------------------------------------------------- one worker
@@ -310,7 +318,7 @@ def _numbers(version: str) -> Tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def _message(workers: Sequence[Worker], differences: Sequence[Difference], variables: int, expected: Expected) -> str:
+def _message(workers: Sequence[Worker], differences: Sequence[Difference], variables: int) -> str:
     if not workers:
         return "no worker was found to look at"
     good = [worker for worker in workers if worker.verdict == CARRIES]
@@ -330,6 +338,21 @@ def _message(workers: Sequence[Worker], differences: Sequence[Difference], varia
     if good and least < variables:
         parts.append(next(worker.reason for worker in good if worker.proven == least))
     return "; ".join(parts)
+
+
+def _advice(differences: Sequence[Difference], expected: Expected) -> str:
+    by_nccl = {each.name for each in differences if each.by == NCCL_SAYS}
+    delivered_wrong = {each.name for each in differences if each.by != NCCL_SAYS}
+    forced = delivered_wrong & expected.forced
+    plain = (delivered_wrong & expected.managed) - forced
+    kinds = (
+        (plain, "give {} mode: force, which wins over what a server writes before it starts its workers"),
+        (forced, "{} is forced already: the server writes it after that, or forks from where it wrote it"),
+        (delivered_wrong - plain - forced, "{} reaches workers by the launch script alone"),
+        (by_nccl, "NCCL reads {} in another way than it is written: look for it in the log"),
+    )
+    parts = [text.format(", ".join(sorted(names))) for names, text in kinds if names]
+    return "; ".join([*parts, "drop a variable if the server's own value is right"]) if parts else ""
 
 
 def _state(workers: Sequence[Worker]) -> str:
@@ -367,9 +390,7 @@ def _use(workers: Sequence[Process], expected: Expected, path: str) -> Tuple[str
     if not speaking:
         return "NCCL has said nothing about variables in the log: delivery is proven above, use is not", []
     disagreeing = [
-        Difference(
-            process.pid, process.title, name, value, said[process.pid][name], "NCCL says that it uses another value"
-        )
+        Difference(process.pid, process.title, name, value, said[process.pid][name], NCCL_SAYS)
         for process in speaking
         for name, value in sorted(wanted.items())
         if name in said[process.pid] and not nccl.is_same(value, said[process.pid][name])

@@ -22,7 +22,8 @@ def env_text(data: Hosts) -> str:
     """Return the text for ``{host: {server: data}}``.
 
     ``data`` of a server: state (carries, differs, inconclusive, stopped), message, variables (how many), workers
-    [{pid, title, verdict, witness, proven, reason}], differences [{pid, title, name, expected, found, by}], nccl.
+    [{pid, title, verdict, witness, proven, reason}], differences [{pid, title, name, expected, found, by}], advice
+    (what to do about them), nccl.
     """
     blocks = []
     for host, servers in data.items():
@@ -69,6 +70,8 @@ def _block(name: str, found: Mapping[str, Any]) -> list[str]:
             for each in differences
         ]
         lines += ["", *(f"  {line}" for line in table(heads, cells))]
+    if found.get("advice"):
+        lines += [f"  next: {clean(found.get('advice'))}"]
     if found.get("nccl"):
         lines += ["", f"  {clean(found.get('nccl'))}"]
     return lines

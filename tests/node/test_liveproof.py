@@ -133,6 +133,18 @@ def test_what_all_workers_have_in_common_is_said_once(living: Living, launch: Pa
     assert len(proof.differences) == 3
 
 
+def test_what_to_do_depends_on_what_the_inventory_says_already(living: Living, launch: Path) -> None:
+    def advice(code: str) -> str:
+        return prove(launch, worker(living, launch, code)).advice
+
+    assert advice("pass") == ""
+    assert advice("os.environ['NCCL_PROTO'] = 'Simple'").startswith("give NCCL_PROTO mode: force, which wins")
+    assert advice("os.environ['NCCL_P2P_LEVEL'] = 'PHB'").startswith("NCCL_P2P_LEVEL is forced already: ")
+    assert advice("os.environ['CUDA_VISIBLE_DEVICES'] = 'GPU-c'").startswith("CUDA_VISIBLE_DEVICES reaches workers by")
+    both = advice("os.environ['NCCL_PROTO'] = os.environ['NCCL_P2P_LEVEL'] = 'x'")
+    assert both.count("; ") == 2
+
+
 def test_a_worker_that_never_ran_our_file_is_told_apart(living: Living, launch: Path) -> None:
     code = (
         "import subprocess\n"
@@ -329,3 +341,4 @@ def test_delivery_and_use_are_two_statements(living: Living, launch: Path, tmp_p
     proof = prove(launch, process, nccl_log=str(log))
     (difference,) = proof.differences
     assert (difference.found, difference.by) == ("PHB", "NCCL says that it uses another value")
+    assert proof.advice.startswith("NCCL reads NCCL_P2P_LEVEL in another way")

@@ -79,18 +79,12 @@ def confirm(run: Run) -> Optional[str]:
     if proof.differences:
         if proof.use:
             run.progress(proof.use)
-        first = proof.differences[0]
-        setting = f"servers.{run.plan.name}.env.{first.name}"
-        if run.plan.env.get(first.name, {}).get("mode") != "force":
-            hint = f"mode: force under {setting} wins over what a server writes before it starts its workers; "
-        else:
-            hint = f"{setting} is forced already: the server writes it after that, or forks from where it wrote it; "
         raise StageFailure(
             Exit.DEGRADED,
             f"the server runs with other variables than the inventory says: {proof.message}",
             cause="environment",
-            evidence=str(first),
-            hint=f"{hint}drop the variable if the server's own value is right",
+            evidence=str(proof.differences[0]),
+            hint=proof.advice,
         )
     if proof.is_proven:
         run.progress(proof.message)
