@@ -73,6 +73,9 @@ def await_freed(
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)
         if state == gpus.FREED or (state == gpus.NO_HOLDERS and plan.gpus_unified == "accept"):
+            wanting = gpus.recovery_trouble(uuids)
+            if wanting is not None:
+                return NotFreed(gpus.UNKNOWN, f"{watch.reason}, but {wanting}", ())
             _learn_baseline(home, verdict)
             tell(f"{verdict.word}: {watch.reason}{scanned}", gpus=memory_of(verdict))
             return Freed(watch.reason + scanned)

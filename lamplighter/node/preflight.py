@@ -30,6 +30,7 @@ ANSWER_SECONDS = 2.0
 #: Measured: up to 1.5 s with pinned host memory, 0.3 s without.
 TEARDOWN_SECONDS = 3.0
 
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One question about the node and its answer; ``level`` is ok, warning or error."""
@@ -155,11 +156,14 @@ def _port(plan: Plan, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
     if strangers:
         message = f"port {plan.port} is taken by a process that is not ours"
         yield Finding("port_in_use", "error", message, "; ".join(map(str, strangers)), hint)
-    elif not owners and not (check := ports.can_bind(plan.host, plan.port)).free:
+    elif not (check := ports.can_bind(plan.host, plan.port)).free and not owners:
         message = f"port {plan.port} on {plan.host} cannot be bound"
         yield Finding("port_in_use", "error", message, check.reason, hint)
+    elif owners:
+        pids = ", ".join(map(str, sorted(owners)))
+        yield Finding("port", "ok", f"port {plan.port} is held by what will be stopped", f"pid {pids}")
     else:
-        yield Finding("port", "ok", f"port {plan.port} is free, or held by what will be stopped")
+        yield Finding("port", "ok", f"port {plan.port} is free", check.reason)
 
 
 def _space(home: ServerHome) -> Iterable[Finding]:
@@ -202,11 +206,10 @@ def _gpus(
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
     foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys()]
-    wanting = gpus.recovery_actions()
-    for uuid in uuids:
-        if uuid in wanting:
-            hint = "do that on the node first; until then every answer about this GPU may be wrong"
-            yield Finding("gpu_recovery", "error", f"GPU {uuid} needs recovery: {wanting[uuid]}", "", hint)
+    wanting = gpus.recovery_trouble(uuids)
+    if wanting is not None:
+        hint = "do that on the node first; until then every answer about this GPU may be wrong"
+        yield Finding("gpu_recovery", "error", wanting, "", hint)
     if verdict.word == "UNKNOWN":
         hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
         yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)

@@ -244,7 +244,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
             {
                 "pid": claim.process.pid,
                 "user": processes.user_name(claim.process.uid),
-                "title": claim.process.title if claim.may_be_stopped else ownership.shown_command(claim.process),
+                "title": ownership.shown_command(claim.process),
                 "why": f"{claim.kind}: {claim.why}" + (f"; lives in {claim.home}" if claim.home else ""),
                 "command": ownership.shown_command(claim.process),
                 "home": claim.home,

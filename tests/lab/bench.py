@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from lamplighter.node.act.launcher import Launched
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.observe import ownership, processes
 from lamplighter.node.plan import Plan
+from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
 from lamplighter.run.runner import pack
 from tests.driver import PROJECT
@@ -48,29 +50,40 @@ class Bench:
 
     @property
     def plan(self) -> Plan:
-        return Plan.load(
-            {
-                "name": "demo",
-                "engine": "demo",
-                "engine_version": None,
-                "model": "demo-model",
-                "served_name": "demo-model",
-                "host": "127.0.0.1",
-                "port": self.port,
-                "gpus": self.gpus,
-                "python": "python3",
-                "argv": [],
-                "env": {},
-                "launcher": "detached",
-                "stale": {"policy": "engine", "kill": []},
-                "timeouts": {"stop": 5, "free": 30, "ready": 60, "stall": 30},
-                "keep_releases": 5,
-                "gpus_unified": "refuse",
-                "allow": [],
-                "secrets": [],
-                "sitecustomize": {"scope": "none"},
-            }
-        )
+        return Plan.load(self.server)
+
+    def run(self) -> Run:
+        """A run as its worker has it when the stage ``stop`` begins."""
+        directory = self.home.run("20261129T230000Z-abcdef")
+        Path(directory.path).mkdir(parents=True)
+        request = {"server": self.server, "engine": ENGINE, "host": "box", "verb": "deploy"}
+        run = Run(request, self.home, directory, self.runner)
+        run.uuids = self.uuids
+        return run
+
+    @property
+    def server(self) -> dict[str, Any]:
+        return {
+            "name": "demo",
+            "engine": "demo",
+            "engine_version": None,
+            "model": "demo-model",
+            "served_name": "demo-model",
+            "host": "127.0.0.1",
+            "port": self.port,
+            "gpus": self.gpus,
+            "python": "python3",
+            "argv": [],
+            "env": {},
+            "launcher": "detached",
+            "stale": {"policy": "engine", "kill": []},
+            "timeouts": {"stop": 5, "free": 30, "ready": 60, "stall": 30},
+            "keep_releases": 5,
+            "gpus_unified": "refuse",
+            "allow": [],
+            "secrets": [],
+            "sitecustomize": {"scope": "none"},
+        }
 
     def start(self, *words: str) -> Launched:
         self.started += 1

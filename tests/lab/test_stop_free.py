@@ -191,6 +191,9 @@ def test_two_servers_share_a_node_and_its_locks(box: Box) -> None:
     assert token(ports["a"])
     assert token(ports["b"])
     assert [lock.holder_of(str(path)) for path in held] == [None, None]  # the servers hold none
+    for name, uuid in zip("ab", control.uuids(node_of(box)), strict=True):  # by UUID: a boot may change the indexes
+        told = ask(ports[name], "/lab/environ")[1]["processes"]
+        assert {process["environ"].get("CUDA_VISIBLE_DEVICES") for process in told} == {uuid}
     for pid in [*pids_of(ports["a"]), *pids_of(ports["b"])]:
         targets = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
         assert [target for target in targets if target.startswith(str(directory)) or target.endswith("/lock")] == []

@@ -7,17 +7,21 @@ import itertools
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lab import control, ledger
-from lamplighter.node import freed
+from lamplighter.node import freed, journal
 from lamplighter.node.act import adopt
+from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory
 from lamplighter.node.observe import facts, gpus, holders, ownership, ports, processes
 from lamplighter.node.observe.ownership import FOREIGN, OURS, STALE
+from lamplighter.node.stages import swap
+from lamplighter.node.worker import StageFailure
 from tests.lab.bench import Bench, furnish
 from tests.node.living import IS_ROOT, NOBODY, SLEEP, is_running, process_of, until
 
@@ -156,6 +160,37 @@ def test_none_of_ours_is_claimed_when_nobody_runs(bench: Bench) -> None:
     assert isinstance(bench.await_freed(), freed.Freed)
 
 
+def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench) -> None:
+    """facts: importers of CUDA IPC memory are charged with it when its owner dies."""
+    importer = bench.living.titled("exporter")
+    server = on_gpu(bench, bench.living.titled(TITLE, start_new_session=True).pid)
+
+    def take_over() -> None:
+        assert until(lambda: not is_running(server), 60)
+        on_gpu(bench, importer.pid)
+
+    watcher = threading.Thread(target=take_over)
+    watcher.start()
+    run = bench.run()
+    swap.stop_old(run)
+    watcher.join()
+    told = [event["message"] for event in journal.read(run.directory.journal) if event["event"] == "warning"]
+    assert len(told) == 1
+    assert f"a new holder after the stop: pid {importer.pid} " in told[0]
+    assert "CUDA IPC" in told[0]
+    assert is_running(importer.pid)
+
+
+def test_who_came_between_the_check_and_the_start_keeps_the_server_from_starting(bench: Bench) -> None:
+    run, stranger = bench.run(), bench.living.titled("trainer")
+    on_gpu(bench, stranger.pid)
+    with pytest.raises(StageFailure, match="between the check and the start") as refused:
+        swap.launch_release(run, bench.home.release("0123456789ab"), run.directory.launch("new"))
+    assert refused.value.exit_code == Exit.NOT_FREED
+    assert f"pid {stranger.pid} " in refused.value.evidence
+    assert run.launched is None
+
+
 # ------------------------------------------------------------------------------ those who have a device open, no memory
 
 
@@ -269,6 +304,18 @@ def test_what_is_idle_is_learned_anew_under_another_driver(bench: Bench, monkeyp
         assert isinstance(bench.await_freed(), freed.Freed)
     assert freed.read_baseline(bench.home) == {uuid: 400}
     assert ledger.read_json(bench.home.baseline) == {uuid: 400, "driver": "590.1"}
+
+
+def test_a_gpu_that_wants_a_reset_is_not_free_whatever_it_shows(bench: Bench) -> None:
+    """As after an error that the stop itself has provoked; one of somebody else's GPUs is their affair."""
+    Path(bench.home.path).mkdir(parents=True)
+    control.inject(bench.node, fields={"1": {"gpu_recovery_action": "Reset"}})
+    assert isinstance(bench.await_freed(), freed.Freed)
+    control.inject(bench.node, fields={"0": {"gpu_recovery_action": "Drain and Reset"}})
+    found = bench.await_freed()
+    assert isinstance(found, freed.NotFreed)
+    assert found.word == gpus.UNKNOWN
+    assert "needs recovery: Drain and Reset" in found.reason
 
 
 # ------------------------------------------------------------------------------------------- how long it is waited for

@@ -91,9 +91,14 @@ def take_sample(deadline: float = 10.0) -> Sample:
     return Sample(gpus, _ask(QUERY_APPS, until))
 
 
-def recovery_actions(deadline: float = 10.0) -> Dict[str, str]:
-    """Ask which GPUs want a reset or a reboot: {uuid: action}; {} where the driver does not know the question."""
-    return read_recovery_actions(_ask(QUERY_RECOVERY, time.monotonic() + deadline))
+def recovery_trouble(uuids: Collection[str], deadline: float = 10.0) -> Optional[str]:
+    """Say which of the GPUs ``uuids`` wants a reset or a reboot; None where none does or the driver does not know."""
+    answer = _ask(QUERY_RECOVERY, time.monotonic() + deadline)
+    if answer.rc is None:
+        return f"nvidia-smi gave no answer about recovery: {_first_line(answer.stderr)}"
+    wanted = {uuid.lower() for uuid in uuids}
+    found = [(uuid, act) for uuid, act in read_recovery_actions(answer).items() if uuid.lower() in wanted]
+    return ", ".join(f"GPU {uuid} needs recovery: {action}" for uuid, action in found) or None
 
 
 def read_recovery_actions(answer: Answer) -> Dict[str, str]:

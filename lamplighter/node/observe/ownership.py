@@ -71,10 +71,13 @@ class Claim:
 
 
 def shown_command(process: Process) -> str:
-    """Return the command line for people: shortened, and without what looks like a secret."""
+    """Return the command line for people: shortened, and without what looks like a secret.
+
+    Arguments are taken apart at blanks: a process that has given itself a title keeps all of it in one.
+    """
     words: list[str] = []
     is_value = False
-    for word in process.argv:
+    for word in " ".join(process.argv).split():
         flag, equals, value = word.partition("=")
         is_named_secret = SECRET.search(flag) is not None and (flag.startswith("-") or equals != "")
         if is_value and not word.startswith("-"):
@@ -82,7 +85,7 @@ def shown_command(process: Process) -> str:
         else:
             words.append(f"{flag}=***" if is_named_secret and value else word)
         is_value = is_named_secret and not equals
-    text = " ".join(" ".join(words).split()) or f"[{process.comm}]"
+    text = " ".join(words) or f"[{process.comm}]"
     return text if len(text) <= COMMAND_LENGTH else text[: COMMAND_LENGTH - 1] + "\u2026"
 
 
