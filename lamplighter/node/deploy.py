@@ -121,9 +121,19 @@ def _perform(run: Run, stages: Stages) -> None:
         try:
             run.perform(name, stage)
         except StageFailure as failure:
-            if name != "confirm" or failure.cause == "cancelled" or _goes_back(run):
+            if not _serves_all_the_same(run, name, failure):
                 raise
             run.degraded = failure
+
+
+def _serves_all_the_same(run: Run, name: str, failure: StageFailure) -> bool:
+    """Tell whether the new server stays though a stage after ``ready`` failed.
+
+    A disk that refuses the records of the new one would refuse those of the old one as well.
+    """
+    if name == "commit":
+        return failure.cause == "no_writes"
+    return name == "confirm" and failure.cause != "cancelled" and not _goes_back(run)
 
 
 def _goes_back(run: Run) -> bool:
@@ -149,7 +159,8 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         run.end("failed", failure.exit_code, f"{failure.message}; it is still serving", serving)
         return
     target = releases.rollback_target(run)
-    if failed is not None and failure.stage in ("ready", "confirm") and failure.cause not in ("cancelled", "internal"):
+    is_to_blame = failure.stage in ("ready", "confirm") and failure.cause not in ("cancelled", "internal", "no_writes")
+    if failed is not None and is_to_blame:
         with contextlib.suppress(OSError):  # a full disk costs us a word in `releases`, not the rollback
             releases.mark(run, failed, "bad", failure)
     try:
@@ -189,5 +200,8 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     swap.wait_until_freed(run)
     swap.launch_release(run, target, run.directory.launch("old"))
     ready.wait_until_ready(run)
-    releases.make_current(run, target)
+    try:
+        releases.make_current(run, target)
+    except OSError as error:  # it serves, which is more than a record of it
+        run.warn(f"the record of what serves could not be written: {error}", "mend the file system, then deploy again")
     return None

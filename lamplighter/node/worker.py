@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -25,6 +26,8 @@ RESERVE_BYTES = 32768
 BEGIN_SECONDS = 60.0
 #: Below this much free space a reserve is given back.
 SCARCE_BYTES = 1 << 20
+#: A file system that takes no writes; the node's trouble, and no defect of ours.
+NO_WRITES = frozenset((errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO))
 
 
 class StageFailure(Exception):
@@ -113,18 +116,29 @@ class Run:
             self._fail(name, began, failure)
             raise
         except Exception as error:
-            defect = StageFailure(
-                Exit.INTERNAL,
-                f"unforeseen {type(error).__name__} in stage {name}: {error}",
-                cause="internal",
-                evidence=traceback.format_exc().strip().splitlines()[-1],
-                hint="this is a defect of lamplighter: report it with the log_tail of this event",
-                log_tail=traceback.format_exc().splitlines()[-12:],
-            )
-            self._fail(name, began, defect)
-            raise defect from error
+            told = self._unforeseen(name, error)
+            self._fail(name, began, told)
+            raise told from error
         self.durations[name] = round(time.monotonic() - began, 3)
         self.emit(events.stage_ended(name, True, self.durations[name], skipped=skipped))
+
+    def _unforeseen(self, name: str, error: Exception) -> StageFailure:
+        if isinstance(error, OSError) and error.errno in NO_WRITES:
+            touched = Exit.NOT_FREED if name in ("stop", "free") else Exit.CRASHED
+            return StageFailure(
+                touched if self.touched else Exit.REFUSED,
+                f"the node takes no writes: {error}",
+                cause="no_writes",
+                hint="mend the file system (`dmesg` and `df` say what ails it), then deploy again",
+            )
+        return StageFailure(
+            Exit.INTERNAL,
+            f"unforeseen {type(error).__name__} in stage {name}: {error}",
+            cause="internal",
+            evidence=traceback.format_exc().strip().splitlines()[-1],
+            hint="this is a defect of lamplighter: report it with the log_tail of this event",
+            log_tail=traceback.format_exc().splitlines()[-12:],
+        )
 
     def _fail(self, name: str, began: float, failure: StageFailure) -> None:
         failure.stage = name

@@ -13,6 +13,15 @@ def say(request: pytest.FixtureRequest, line: str) -> None:
     request.config.stash.setdefault(lines_key, []).append(line)
 
 
+def say_now(request: pytest.FixtureRequest, line: str) -> None:
+    """Print ``line`` at once, for whoever watches a test that takes hours."""
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+    with capture.global_and_fixture_disabled():
+        terminal.write_line(line)
+        terminal.flush()
+
+
 def note_cell(request: pytest.FixtureRequest, fault: str, stage: str, kind: str, word: str) -> None:
     """Put the result of one cell into the table."""
     request.config.stash.setdefault(cells_key, {})[fault, stage, kind] = word

@@ -3,8 +3,10 @@
 One row a fault (FAULTS), one column a stage. In each cell an old server serves, a deploy of a new release is held at
 the beginning of the stage, the fault strikes, the deploy goes on. Asserted: the exit code, whose token comes out
 afterwards, that nothing is left behind, and that where the node was left dark one plain deploy ends ``deployed``. A
-row names the stages that tell most, on a plain node and on one with systemd in turn. ``./inv test`` tries each row at
-one of them, LAMPLIGHTER_FAULTS=rows at all that it names, ``./inv dev.soak`` at every stage on both kinds of node.
+row names three stages that tell most, or says why it has fewer; they are tried on a plain node and on one with systemd
+in turn. ``./inv dev.soak`` tries every stage on both kinds of node.
+
+A cell waits most of the time, so several are played at once, each on a node of its own (tests/faults/crew.py).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +26,12 @@ from lab.arguments import PHASES
 from lamplighter.node.events import Exit
 from tests.driver import eventually
 from tests.faults.conftest import note_cell
-from tests.faults.ground import HOME, PORT, Ground
+from tests.faults.crew import Crew
+from tests.faults.ground import HOME, PORT, ROOT, Ground
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import NodePark, why_no_systemd
 
 SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
-WHOLE_ROWS = os.environ.get("LAMPLIGHTER_FAULTS") == "rows"
 STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
 BEFORE, AFTER = STAGES[:5], STAGES[5:]
 
@@ -39,6 +42,8 @@ Ends = tuple[set[int], set[str]]
 FINE: Ends = ({Exit.OK}, {"new"})
 REFUSED: Ends = ({Exit.REFUSED}, {"old"})
 BACK: Ends = ({Exit.ROLLED_BACK}, {"old"})
+#: Nothing can be started, neither the new nor the old one, and that is said.
+DARK_START: Ends = ({Exit.CRASHED}, {"none"})
 DARK: Ends = ({Exit.NOT_FREED}, {"none"})
 
 
@@ -51,6 +56,8 @@ class Fault:
     ends: Callable[[str], Ends]
     stages: tuple[str, ...] = ("prove", "free", "ready")
     all_stages: tuple[str, ...] = STAGES
+    #: Why fewer than three stages make sense.
+    few: str = ""
     mend: Callable[[Ground], None] = lambda ground: None
     old: Mapping[str, Any] = field(default_factory=dict)
     new: Mapping[str, Any] = field(default_factory=dict)
@@ -58,14 +65,15 @@ class Fault:
     by_hand: bool = False
     #: A full disk may cost events; the numbers of the others still rise.
     loses_events: bool = False
+    #: What was struck is the disk: what could not be removed is left to the next run.
+    leaves_files: bool = False
 
     def cells(self) -> Iterator[tuple[str, str]]:
         if SOAK:
             yield from ((stage, kind) for stage in self.all_stages for kind in ("plain", "systemd"))
             return
-        named = [(stage, ("plain", "systemd")[number % 2]) for number, stage in enumerate(self.stages)]
-        # Which one of them is tried differs from row to row, so that every stage is struck by something.
-        yield from named if WHOLE_ROWS else [named[len(self.name) % len(named)]]
+        for number, stage in enumerate(self.stages, len(self.name)):  # no stage is left to one kind of node
+            yield stage, ("plain", "systemd")[number % 2]
 
 
 def always(ends: Ends) -> Callable[[str], Ends]:
@@ -163,6 +171,15 @@ def fill_disk(ground: Ground, process: Any) -> None:
     ground.node.fill_disk()
 
 
+def freeze_root(ground: Ground, process: Any) -> None:
+    """What is open for writing stays so; a real remount would be refused because of that."""
+    ground.node.sh(f"mount --bind {ROOT} {ROOT} && mount -o remount,bind,ro {ROOT}")
+
+
+def thaw_root(ground: Ground) -> None:
+    ground.node.sh(f"umount -l {ROOT}")
+
+
 def hide_smi(ground: Ground, process: Any) -> None:
     ground.node.sh("mv /usr/local/bin/nvidia-smi /usr/local/bin/nvidia-smi.hidden")
 
@@ -210,8 +227,7 @@ def leave_port(ground: Ground) -> None:
 
 def flood_log(ground: Ground, process: Any) -> None:
     """A gigabyte at once, which takes no room."""
-    log = f"{HOME}/runs/$(ls {HOME}/runs | tail -1)/server.log"
-    ground.node.sh(f"truncate -s +{'1G' if SOAK else '128M'} {log}")
+    ground.node.sh(f"truncate -s +1G {HOME}/runs/$(ls {HOME}/runs | tail -1)/server.log")
 
 
 def deploy_again(ground: Ground, process: Any) -> None:
@@ -240,14 +256,16 @@ KILLED: Callable[[str], Ends] = by_stage(
     ({1}, {"none"}),
 )
 
+IN_THE_SERVER = "the fault lies in the server, so it strikes at its own stage wherever the deploy is held"
+
 FAULTS = (
     Fault("control killed -9", kill_control, always(FINE)),
     Fault("control TERM", interrupt_control, always(FINE), ("stage", "stop", "confirm")),
     Fault("wire cut for 5 s", cut_for_five_seconds, always(FINE)),
-    Fault("wire cut for good", cut_for_good, always(FINE), ("prove", "ready")),
+    Fault("wire cut for good", cut_for_good, always(FINE)),
     Fault("sshd killed", stop_sshd, always(FINE), mend=lambda ground: ground.node.start_sshd()),
     Fault("session's sshd killed", kill_sessions, always(FINE)),
-    Fault("relay killed", kill_relay, always(FINE), ("prove", "ready")),
+    Fault("relay killed", kill_relay, always(FINE), ("prove", "stop", "ready")),
     Fault("worker killed -9", kill_worker, KILLED, ("prove", "free", "ready", "commit")),
     Fault("node rebooted", reboot, always(({1}, {"none", "old", "new"})), ("prove", "free", "ready")),
     Fault(
@@ -258,6 +276,12 @@ FAULTS = (
         mend=lambda ground: ground.node.free_disk(), loses_events=True,
     ),
     Fault(
+        "root read-only", freeze_root,
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK_START, "start": DARK_START},
+                 ({Exit.DEGRADED}, {"new"})),
+        ("stage", "stop", "start", "commit"), mend=thaw_root, leaves_files=True,
+    ),
+    Fault(
         "nvidia-smi missing", hide_smi,
         by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
         ("preflight", "free", "ready"), mend=show_smi,
@@ -265,35 +289,37 @@ FAULTS = (
     Fault(
         "nvidia-smi hangs", smi(hang=True),
         by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
-        ("preflight",), ("preflight", "free", "ready"), mend=normal_smi,
+        ("preflight", "free", "ready"), ("preflight", "free", "ready"), mend=normal_smi,
     ),
     Fault(
         "nvidia-smi lies", smi(**LIES),
         by_stage({"preflight": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
         ("preflight", "free", "ready"), mend=normal_smi,
     ),
-    Fault("GPU never freed", smi(used={"0": 50000}), by_stage({"preflight": FINE}, DARK), ("free",), ("stop", "free"),
+    Fault("GPU never freed", smi(used={"0": 50000}), always(DARK), ("prove", "stop", "free"), ("prove", "stop", "free"),
           mend=normal_smi),
     Fault("foreign process grabs GPU", take_gpu, split(REFUSED, DARK), ("stop", "free", "start"),
           ("preflight", "stop", "free", "start"), mend=leave_gpu),
-    Fault("foreign process grabs port", take_port, always(DARK), ("free", "start"), ("free", "start"), mend=leave_port),
-    Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "ready"), hold={"jump": 86400}),
-    Fault("clock jumps a day back", nothing, always(FINE), ("free",), hold={"jump": -86400}),
-    Fault("log of 1 GB", flood_log, always(FINE), ("ready",), ("ready",)),
+    Fault("foreign process grabs port", take_port, always(DARK), ("free", "start"), ("free", "start"), mend=leave_port,
+          few="before `free` the old server has the port, after `start` the new one"),
+    Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
+    Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
+    Fault("log of 1 GB", flood_log, always(FINE), ("ready", "confirm", "commit"), ("ready", "confirm", "commit")),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm")),
     Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
-    Fault("server started by hand, first deploy", nothing, always(FINE), ("prove", "free"), ("prove", "free"),
-          by_hand=True),
+    Fault("server started by hand, first deploy", nothing, always(FINE), ("ready",), ("prove", "free", "ready"),
+          by_hand=True, few=IN_THE_SERVER),
     Fault("same, and the new one dies", nothing, always(BACK), ("ready",), ("ready",), by_hand=True,
-          new={"args": {"lab-fail": "die:weights"}}),
+          new={"args": {"lab-fail": "die:weights"}}, few=IN_THE_SERVER),
     Fault("old server ignores TERM", nothing, always(FINE), ("stop",), ("stop",),
-          old={"args": {"lab-fail": "ignore-term"}, "timeouts": {"stop": 1}}, new={"timeouts": {"stop": 1}}),
-    Fault("old release fails in rollback", break_old_release, always(({Exit.CRASHED}, {"none"})), ("ready",),
-          ("stop", "free", "start", "ready"), old=OLD_MODEL, new={"args": {"lab-fail": "die:weights"}},
-          mend=mend_old_release),
+          old={"args": {"lab-fail": "ignore-term"}, "timeouts": {"stop": 1}}, new={"timeouts": {"stop": 1}},
+          few=IN_THE_SERVER),
+    Fault("old release fails in rollback", break_old_release, always(({Exit.CRASHED}, {"none"})),
+          ("stop", "start", "ready"), ("stop", "free", "start", "ready"), old=OLD_MODEL,
+          new={"args": {"lab-fail": "die:weights"}}, mend=mend_old_release),
     *(
         Fault(f"new server dies in {phase}", nothing, always(BACK), ("ready",), ("ready",),
-              new={"args": {"lab-fail": f"die:{phase}"}})
+              new={"args": {"lab-fail": f"die:{phase}"}}, few=IN_THE_SERVER)
         for phase in (PHASES[:-1] if SOAK else ("boot", "weights", "graphs"))
     ),
 )  # fmt: skip
@@ -305,49 +331,42 @@ CELLS = [
 
 
 @pytest.fixture(scope="module")
-def grounds(park: NodePark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ground]]:
-    made: dict[str, Ground] = {}
-    yield made
-    for ground in made.values():
-        park.forget(ground.node.name)
-
-
-@pytest.fixture
-def find_ground(
-    park: NodePark, grounds: dict[str, Ground], tmp_path_factory: pytest.TempPathFactory, require: Any
-) -> Callable[[str], Ground]:
-    """The ground of a kind; a fresh one where the last cell left ruins."""
-
-    def find(kind: str) -> Ground:
-        if kind == "systemd":
-            require("systemd", why_no_systemd())
-        if kind not in grounds:
-            directory = tmp_path_factory.mktemp("inventory")
-            grounds[kind] = Ground.make(park, f"faults-{kind}"[:13], directory, systemd=kind == "systemd")
-        return grounds[kind]
-
-    return find
+def played(
+    park: NodePark, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Mapping[tuple[str, str, str], Future[str]]]:
+    """The chosen cells, each with the result that it will have."""
+    cells = [
+        tuple(item.callspec.params[name] for name in ("fault", "stage", "kind"))
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_fault"
+    ]
+    with Crew(park, tmp_path_factory.mktemp("inventories"), without_systemd=why_no_systemd() is not None) as crew:
+        yield {
+            (fault.name, stage, kind): crew.play(
+                kind, lambda ground, fault=fault, stage=stage: try_cell(ground, fault, stage)
+            )
+            for fault, stage, kind in cells
+        }
 
 
 @pytest.mark.parametrize(("fault", "stage", "kind"), CELLS)
 def test_fault(
-    find_ground: Callable[[str], Ground],
-    grounds: dict[str, Ground],
-    park: NodePark,
+    played: Mapping[tuple[str, str, str], Future[str]],
+    require: Any,
     request: pytest.FixtureRequest,
     fault: Fault,
     stage: str,
     kind: str,
 ) -> None:
-    ground = find_ground(kind)
+    if kind == "systemd":
+        require("systemd", why_no_systemd())
     note_cell(request, fault.name, stage, kind, "FAILED")
-    try:
-        word = try_cell(ground, fault, stage)
-    except BaseException:
-        park.forget(ground.node.name)
-        del grounds[kind]
-        raise
-    note_cell(request, fault.name, stage, kind, word)
+    note_cell(request, fault.name, stage, kind, played[fault.name, stage, kind].result())
+
+
+def test_a_row_has_three_stages_or_says_why_not() -> None:
+    for fault in FAULTS:
+        assert (len(fault.stages) >= 3) == (not fault.few), fault.name
 
 
 def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
@@ -373,12 +392,12 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
         assert answer in answers, f"{answer} answers, not {sorted(answers)}\n{told}"
     finally:
         fault.mend(ground)
-    if code != Exit.INTERNAL:  # else the killed run has left what the next one repairs
+    if code != Exit.INTERNAL and not fault.leaves_files:  # else the killed run has left what the next one repairs
         assert ground.trouble(gaps=fault.loses_events) == []
         assert ground.launchers() == (answer != "none"), ground.node.processes()
     ground.serving = {"old": old, "new": str(ground.age), "none": "none"}[answer]
     after = ""
-    if answer == "none" or code in (Exit.INTERNAL, Exit.INTERRUPTED):
+    if answer == "none" or code in (Exit.INTERNAL, Exit.INTERRUPTED) or fault.leaves_files:
         ground.configure()
         done = ground.deploy()
         assert done.code == Exit.OK, f"the next plain deploy: {done}"

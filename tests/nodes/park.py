@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -119,8 +120,8 @@ class NodePark:
     """Up to 200 nodes around one hub.
 
     ``directory`` must be empty; ``visible`` are more places of this machine that nodes see read-only; ``furniture``
-    tells what a node of some name gets; ``namespaces`` collects what was made, for the leak check. Nodes are booted
-    from the thread that made the park: they end when it does.
+    tells what a node of some name gets; ``namespaces`` collects what was made, for the leak check. Several threads may
+    have nodes, each its own: a node ends with the thread that booted it, and all end with the one that made the park.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class NodePark:
         self._hub_namespaces: set[str] = set()
         self._name = f"lamplighter-{secrets.token_hex(4)}"
         self._numbers: dict[str, int] = {}
+        self._register = threading.Lock()
 
     def __enter__(self) -> NodePark:
         self.key.parent.mkdir(parents=True)
@@ -174,18 +176,20 @@ class NodePark:
     def node(self, name: str, *, systemd: bool = False, disk_mib: int = 256) -> Node:
         """The node of that name, booted if it is not there yet; how it boots is settled the first time."""
         if name not in self.nodes:
-            number = self._numbers.setdefault(name, len(self._numbers))
-            self.nodes[name] = Node(self, name, NETWORK[11 + number], systemd=systemd, disk_mib=disk_mib)
-            self._write_ssh_files()
+            with self._register:
+                number = self._numbers.setdefault(name, len(self._numbers))
+                self.nodes[name] = Node(self, name, NETWORK[11 + number], systemd=systemd, disk_mib=disk_mib)
+                self._write_ssh_files()
             self.nodes[name].boot()
         return self.nodes[name]
 
     def forget(self, name: str) -> None:
         """End a node and lose its disk; another of that name starts anew, with another host key."""
-        node = self.nodes.pop(name)
+        with self._register:
+            node = self.nodes.pop(name)
+            self._write_ssh_files()
         node.power_off()
         node.drop_disk()
-        self._write_ssh_files()
 
     def run(
         self,
@@ -256,14 +260,14 @@ class NodePark:
         return self._hub.pid
 
     def _write_ssh_files(self) -> None:
-        nodes = self.nodes.values()
-        self.known_hosts.write_text("".join(f"{node.name},{node.address} {node.public_key}\n" for node in nodes))
+        nodes = list(self.nodes.values())
+        write_whole(self.known_hosts, "".join(f"{node.name},{node.address} {node.public_key}\n" for node in nodes))
         common = (
             f"IdentityFile {self.key}\n  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n"
             "  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n  User root\n"
         )
         hosts = (f"Host {node.name}\n  HostName {node.address}\n  {common}" for node in nodes)
-        self.ssh_config.write_text("".join(hosts))
+        write_whole(self.ssh_config, "".join(hosts))
 
     # what Node needs of the hub
 
@@ -502,7 +506,7 @@ class Node:
         self.park.hub_run("sh", "-c", f"umount -l {self._disk} && rmdir {self._disk}")
 
     def _spec(self) -> BootSpec:
-        others = "".join(f"{node.address} {node.name}\n" for node in self.park.nodes.values() if node is not self)
+        others = "".join(f"{node.address} {node.name}\n" for node in list(self.park.nodes.values()) if node is not self)
         token = {name: os.environ[name] for name in ("LAMPLIGHTER_TEST_SESSION",) if name in os.environ}
         furniture = self.park.furniture(self.name)
         return BootSpec(
@@ -635,6 +639,13 @@ def namespaces_of(pid: int) -> set[str]:
 
 def home_of(user: str) -> str:
     return "/root" if user == "root" else f"/home/{user}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that commands of other nodes' threads may be reading."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def write_yaml(path: Path, data: Any) -> None:

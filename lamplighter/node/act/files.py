@@ -57,6 +57,14 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
     sync_directory(directory)
 
 
+def try_to_write(directory: str) -> None:
+    """See whether a file can be made in ``directory``; leaves none there. Raises OSError."""
+    probe = os.path.join(directory, f"{TEMP_PREFIX}probe.{os.getpid()}")
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.close(fd)
+    os.unlink(probe)
+
+
 def write_json(path: str, value: Any) -> None:
     """Replace ``path`` with ``value`` as JSON, at once and durably, readable by its owner alone."""
     write_file(path, json.dumps(value, indent=1, sort_keys=True) + "\n")

@@ -37,6 +37,7 @@ def stop_old(run: Run) -> Optional[str]:
     if run.request["verb"] != "stop" and run.launched is None:
         # Seen now, it costs nothing; seen after the stop, the server.
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
+        files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
     adoption.adopt_old(run, claimed)
     if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()

@@ -1,0 +1,87 @@
+"""Plays cells of the fault matrix on several nodes at once, one thread a node; each cell has a result of its own.
+
+A node ends when the thread that booted it does (tests/nodes/park.py), so a thread boots its node itself and stays until
+nothing is left to play.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+from tests.faults.ground import Ground
+from tests.nodes.park import NodePark
+
+Cell = Callable[[Ground], str]
+KINDS = ("plain", "systemd")
+#: A cell waits for about half of its time.
+NODES_OF_A_KIND = 2
+
+
+class Crew:
+    """The players and what they still have to play; at the end of the block their nodes are gone."""
+
+    def __init__(self, park: NodePark, directory: Path, *, without_systemd: bool) -> None:
+        self.park = park
+        self.directory = directory
+        self._todo: dict[str, SimpleQueue[tuple[Cell, Future[str]] | None]] = {kind: SimpleQueue() for kind in KINDS}
+        self._kinds = KINDS[:1] if without_systemd else KINDS
+        self._players = [
+            threading.Thread(target=self._player, args=(kind, f"faults-{kind[:4]}{number}"))
+            for kind in self._kinds
+            for number in range(NODES_OF_A_KIND)
+        ]
+        self._is_over = False
+        self._at_work: set[str] = set()
+
+    def __enter__(self) -> Crew:
+        for player in self._players:
+            player.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._is_over = True
+        for name in list(self._at_work):  # the session was interrupted: what runs there shall not keep it waiting
+            if name in self.park.nodes:
+                self.park.nodes[name].power_off()
+        for kind_of_node in self._kinds:
+            for _ in range(NODES_OF_A_KIND):
+                self._todo[kind_of_node].put(None)
+        for player in self._players:
+            player.join()
+
+    def play(self, kind: str, cell: Cell) -> Future[str]:
+        """Have ``cell`` played on a node of that kind, after all that were asked for before."""
+        result: Future[str] = Future()
+        self._todo[kind].put((cell, result))
+        return result
+
+    def _player(self, kind: str, name: str) -> None:
+        ground: Ground | None = None
+        number = 0
+        while (work := self._todo[kind].get()) is not None:
+            cell, result = work
+            if self._is_over:
+                result.cancel()
+                continue
+            self._at_work.add(name)
+            try:
+                if ground is None:
+                    number += 1
+                    directory = self.directory / f"{name}-{number}"
+                    ground = Ground.make(self.park, name, directory, systemd=kind == "systemd")
+                result.set_result(cell(ground))
+            except BaseException as error:
+                with contextlib.suppress(KeyError):  # a node that did not even boot
+                    self.park.forget(name)
+                ground = None  # the next cell does not inherit the ruins
+                result.set_exception(error)
+            finally:
+                self._at_work.discard(name)
+        if ground is not None:
+            self.park.forget(name)
