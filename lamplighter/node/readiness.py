@@ -262,7 +262,8 @@ class _Watch:
         status = read_exit(self.launch, wait=1.0)
         how = str(status) if status is not None else "exit status unknown"
         message = f"the server died in phase {phase} ({how})"
-        if worker is not None and now - worker.at >= FOLLOWED_SECONDS:
+        # An end of its own takes the workers with it, first or last: then the log says of what it died.
+        if worker is not None and now - worker.at >= FOLLOWED_SECONDS and not self.watched.has_error:
             message += f", after {worker.title} (pid {worker.pid})"
             return self._not_ready(True, message, "worker_died", status=status, phase=phase)
         return self._not_ready(True, message, "crashed", status=status, phase=phase)

@@ -389,6 +389,20 @@ def test_a_needed_worker_that_dies_ends_the_watch(start: Start) -> None:
     assert found.crashed
 
 
+@pytest.mark.parametrize(("last_words", "cause"), [("", "worker_died"), ("RuntimeError: no oats", "crashed")])
+def test_a_launcher_that_says_what_it_died_of_did_not_follow_its_worker(
+    start: Start, last_words: str, cause: str
+) -> None:
+    start.do("worker = child('zebra::worker_TP0')")
+    start.watch({"traceback": "Traceback", "error": [r"^\w+Error: "], "settle": 30})
+    assert start.is_undecided(1.5)  # long enough for it to be seen
+    if last_words:
+        start.say(f"Traceback (most recent call last):\n  File 'x'\n{last_words}")
+    start.do("worker.kill(); worker.wait(); time.sleep(1); os._exit(1)")
+    found = start.failed(cause)
+    assert found.diagnosis.evidence == last_words
+
+
 def test_a_hung_engine_is_known_by_its_own_health(start: Start) -> None:
     start.do("answers.update(generate=None, health=503)")
     start.watch({"health": {"path": "/health", "timeout": 5, "veto_status": [503]}})

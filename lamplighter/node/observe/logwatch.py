@@ -284,6 +284,11 @@ class LogWatch:
         strong = (each for each in self._candidates(findings) if not each.is_quiet and not each.signature.survivable)
         return findings.wrapper is not None or any(strong)
 
+    @property
+    def has_error(self) -> bool:
+        """Whether the log has an error of the server's own: one that nothing else's death explains."""
+        return self._before.error is not None or self._after.error is not None
+
     def hint_of(self, cause: str) -> str:
         """The next step that the engine has for a cause, "" without one; ``{server}`` stands for the server's name."""
         return self._rules.hints.get(cause, "")
