@@ -457,6 +457,7 @@ def test_a_file_that_needs_the_memory_map_of_a_stuck_process_is_given_up(monkeyp
 
 ID = "3f" * 32
 SYSTEM = Unit("kimi.service", None)
+NSPAWN = Unit("systemd-nspawn@box.service", None)
 
 
 @pytest.mark.parametrize(
@@ -506,6 +507,11 @@ SYSTEM = Unit("kimi.service", None)
         (f"0::/kubepods.slice/kubepods-pod0a.slice/crio-{ID}.scope\n", None, Container(ID, "cri-o", is_pod=True)),
         (f"11:cpu,cpuacct:/kubepods/burstable/pod0a-1/{ID}\n", None, Container(ID, "", is_pod=True)),
         (f"0::/default/{ID}\n", None, Container(ID, "containerd")),
+        # units of a systemd in a container, which may have our names
+        (f"0::/system.slice/docker-{ID}.scope/system.slice/kimi.service\n", None, Container(ID, "docker")),
+        (f"0::/docker/{ID}/system.slice/kimi.service\n", None, Container(ID, "docker")),
+        ("0::/lxc.payload.box/system.slice/kimi.service\n", None, None),
+        ("0::/machine.slice/systemd-nspawn@box.service/payload/system.slice/kimi.service\n", NSPAWN, None),
         (f"0::/system.slice/nerdctl-{ID}.scope\n", None, Container(ID, "containerd")),
     ],
 )
@@ -513,3 +519,9 @@ def test_the_supervisor_is_read_from_the_cgroup(cgroup: str, unit: Unit | None, 
     process = dataclasses.replace(made(5, 1, 1), cgroup=cgroup)
     assert processes.unit_of(process) == unit
     assert processes.container_of(process) == container
+
+
+def test_in_a_container_whose_systemd_has_no_view_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_place_of_systemd", lambda: ["docker", ID])
+    assert processes.unit_in(f"0::/docker/{ID}/system.slice/kimi.service\n") == SYSTEM
+    assert processes.unit_in("0::/docker/other/system.slice/kimi.service\n") is None

@@ -101,6 +101,7 @@ def no_word(_: str) -> None:
         (ROOTLESS, Container(ID, "podman", uid=1001)),
         (f"0::/user.slice/user-1001.slice/user@1001.service/user.slice/libpod-conmon-{ID}.scope\n", CONMON),
         ("0::/kubepods.slice/kubepods-pod1.slice\n", None),
+        (f"0::/system.slice/k3s.service/kubepods/pod1/{ID}\n", Container(ID, "", is_pod=True)),
         ("0::/system.slice/docker.service\n", None),  # its own processes are no container's
         ("0::/system.slice/llm.service\n", Unit("llm.service", None)),
         (

@@ -54,10 +54,11 @@ class Restarter:
 
 def place_of(process: Process) -> Union[Unit, Container, None]:
     """Return the unit or container that keeps a process; a scope keeps nothing and is none."""
-    unit = processes.unit_of(process)
-    if unit is not None and unit.name.endswith(".service") and not _is_runtime(unit):
+    unit, container = processes.unit_of(process), processes.container_of(process)
+    is_pod = container is not None and container.is_pod
+    if unit is not None and unit.name.endswith(".service") and not _is_runtime(unit) and not is_pod:
         return unit  # also around a container: the unit starts it again
-    return processes.container_of(process)
+    return container
 
 
 def _is_runtime(unit: Unit) -> bool:

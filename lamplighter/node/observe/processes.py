@@ -14,6 +14,7 @@ a zombie; a group leader whose own thread ended while others run is shown as Z a
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pwd
 import re
@@ -486,20 +487,36 @@ def unit_in(cgroup: str) -> Optional[Unit]:
     """Find the unit in the text of ``/proc/PID/cgroup``, v1, v2 or hybrid.
 
     A login session's scope, a user's manager itself, init.scope and a container's own scope are no units to stop: the
-    first would end the operator's login, the last belongs to its runtime.
+    first would end the operator's login, the last belongs to its runtime. What lies below a unit, or below something
+    that is neither slice nor manager, is no unit of this node's systemd: it may be that of a systemd in a container,
+    with units of the same names.
     """
+    ours = _place_of_systemd()
     for path in _systemd_paths(cgroup):
-        found: Optional[Unit] = None
-        manager: Optional[int] = None
-        for part in path:
-            user = re.fullmatch(r"user@(\d+)\.service", part)
-            if user:
-                manager, found = int(user.group(1)), None
-            elif re.fullmatch(r".+\.(service|scope)", part) and not _is_no_unit(part):
-                found = Unit(part, manager)
-        if found is not None:
-            return found
+        unit = _first_unit(path[len(ours) :] if path[: len(ours)] == ours else path)
+        if unit is not None:
+            return unit
     return None
+
+
+def _first_unit(path: Sequence[str]) -> Optional[Unit]:
+    manager: Optional[int] = None
+    for part in path:
+        user = re.fullmatch(r"user@(\d+)\.service", part)
+        if user:
+            manager = int(user.group(1))
+        elif re.fullmatch(r".+\.(service|scope)", part):
+            return None if _is_no_unit(part) else Unit(part, manager)
+        elif not part.endswith(".slice"):
+            return None
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _place_of_systemd() -> List[str]:
+    """Return the path above all units: that of a container where PID 1 is a systemd in one without its own view."""
+    paths = _systemd_paths((_read(f"{PROC}/1/cgroup") or b"").decode("utf-8", "surrogateescape"))
+    return next((path[:-1] for path in paths if path[-1:] == ["init.scope"]), [])
 
 
 def container_in(cgroup: str) -> Optional[Container]:
