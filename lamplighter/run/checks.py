@@ -345,11 +345,11 @@ class _Collector:
             self.results.append(CheckResult(Path(path).name, question, "blocker", ERROR, _evidence(report), 0.0))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell Ctrl-C from a check that calls ``pytest.exit``."""
-        if isinstance(excinfo.value, KeyboardInterrupt):
+        """Tell Ctrl-C from a check that ends the session, which pytest tells as KeyboardInterrupts of its own."""
+        if isinstance(excinfo.value, KeyboardInterrupt) and not isinstance(excinfo.value, pytest.Session.Interrupted):
             self.interrupt = excinfo.value
         else:
-            self.ending = f"{len(self.results)} results, then pytest.exit: {excinfo.value}"
+            self.ending = f"{len(self.results)} results, then the session was ended: {excinfo.value}"
 
 
 def _evidence(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -403,11 +403,15 @@ def test_a_check_that_leaves_loses_no_other_without_a_word(tmp_path: Path) -> No
     text = "import sys, pytest\ndef test_leaving():\n    sys.exit(0)\n"
     found = check(directory=write(tmp_path, text + GOOD))
     assert (found["leaving"].outcome, found["good"].outcome) == ("failed", "passed")
-    text = "import pytest\ndef test_leaving():\n    pytest.exit('enough')\n"
-    found = check(directory=write(tmp_path, text + GOOD).rename(tmp_path.with_name("again")))
+
+
+@pytest.mark.parametrize("leaving", ["pytest.exit('enough')", "request.session.shouldstop = 'enough'"])
+def test_a_check_that_ends_the_session_is_an_error(tmp_path: Path, leaving: str) -> None:
+    text = f"import pytest\ndef test_leaving(request):\n    {leaving}\n"
+    found = check(directory=write(tmp_path, text + GOOD))
     assert "good" not in found
     assert found["checks"].outcome == "error"
-    assert "pytest.exit: enough" in found["checks"].evidence
+    assert "the session was ended: enough" in found["checks"].evidence
 
 
 def test_ctrl_c_ends_the_checks_and_is_no_failure_of_one(tmp_path: Path) -> None:
