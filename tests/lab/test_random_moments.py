@@ -27,6 +27,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     yield from furnish(tmp_path, monkeypatch)
 
 
+@pytest.mark.timeout(900)  # eleven starts, each as long as this machine's load makes it
 @pytest.mark.parametrize("box", range(BOXES))
 def test_stopped_or_killed_at_random_moments_of_its_start(bench: Bench, box: int) -> None:
     chance = random.Random(SEED + box)

@@ -181,9 +181,15 @@ def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench) -> None:
     assert is_running(importer.pid)
 
 
-def test_who_came_between_the_check_and_the_start_keeps_the_server_from_starting(bench: Bench) -> None:
+def test_who_came_after_the_check_leaves_the_old_server_alone_or_the_new_one_unstarted(bench: Bench) -> None:
     run, stranger = bench.run(), bench.living.titled("trainer")
+    old = on_gpu(bench, bench.living.titled(TITLE, start_new_session=True).pid)
     on_gpu(bench, stranger.pid)
+    with pytest.raises(StageFailure, match="between the check and the start") as refused:
+        swap.stop_old(run)
+    assert refused.value.exit_code == Exit.REFUSED
+    assert is_running(old)
+    assert not run.touched
     with pytest.raises(StageFailure, match="between the check and the start") as refused:
         swap.launch_release(run, bench.home.release("0123456789ab"), run.directory.launch("new"))
     assert refused.value.exit_code == Exit.NOT_FREED
