@@ -146,8 +146,16 @@ def known_line(name: str, kind: str, blob: bytes) -> str:
     return f"{name} {kind} {base64.b64encode(blob).decode()}"
 
 
-def remember(file: Path, name: str, kind: str, blob: bytes) -> None:
+def hashed_name(name: str) -> str:
+    """The name as ``HashKnownHosts yes`` writes it: a reader of the file learns no host from it."""
+    salt = os.urandom(hashlib.sha1().digest_size)
+    words = (salt, hmac.new(salt, name.encode(), hashlib.sha1).digest())
+    return "|1|" + "|".join(base64.b64encode(word).decode() for word in words)
+
+
+def remember(file: Path, name: str, kind: str, blob: bytes, *, hashed: bool = False) -> None:
     """Append the key to ``file``, which is made (0600, its directory 0700) when it is missing. Raises OSError."""
+    name = hashed_name(name) if hashed else name
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

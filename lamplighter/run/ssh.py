@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import logging
 import os
 import re
@@ -29,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import fabric
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadAuthenticationType,
@@ -816,6 +819,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         self._names = host_names(self._host, self._port, self._alias)
         self._file = files[0]
         self._known = KnownHosts.read(files)
+        self._hashes = str(connection.ssh_config.get("hashknownhosts", "no")).lower() == "yes"
         self._checking = checking
         self._through_jump = through_jump
 
@@ -838,7 +842,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
             if self._checking != "accept-new":
                 raise self._unknown(kind, blob)
             try:
-                remember(self._file, self._names[0], kind, blob)
+                remember(self._file, self._names[0], kind, blob, hashed=self._hashes)
             except OSError as error:
                 raise Unreachable(
                     f"{self._name}: cannot write down the new host key", why=str(error), serving=_UNTOUCHED
@@ -909,6 +913,8 @@ class _Login:
         wanted += [file for file in config.get("identityfile", []) if file.lower() != "none"]
         self._explicit = key_file
         self._identities = [Path(file).expanduser() for file in wanted]
+        named = config.get("certificatefile")
+        self._certificates = [Path(named).expanduser()] if named else []
         self._defaults = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
         self._tried: list[str] = []
         self._unusable: list[str] = []
@@ -972,15 +978,19 @@ class _Login:
         for file in self._identities or [file for file in self._defaults if file.exists()]:
             key = self._load(file)
             public = key.asbytes() if key else _public_blob(file)
-            from_agent = next((one for one in held if one.asbytes() == public), None)
+            from_agent = [one for one in held if public and _certified_blob(one.asbytes()) == public]
             if public in seen:
                 continue
             if key is not None:
                 seen.add(key.asbytes())
+                for certificate in (Path(f"{file}-cert.pub"), *self._certificates):
+                    if _certified_by(certificate) == public:
+                        yield _with_certificate(key, certificate), f"{file} with {certificate}"
                 yield key, f"{file} ({fingerprint(key.asbytes())})"
-            elif from_agent is not None:
-                seen.add(from_agent.asbytes())
-                yield from_agent, f"{file} by the agent"
+            elif from_agent:
+                for one in sorted(from_agent, key=lambda one: one.asbytes() == public):  # a certificate first
+                    seen.add(one.asbytes())
+                    yield one, f"{file} by the agent" + ("" if one.asbytes() == public else ", with its certificate")
             elif file in self._encrypted:
                 self._unusable.append(f"{file} is encrypted and no ssh-agent holds it")
         if self._only_identities:
@@ -991,7 +1001,7 @@ class _Login:
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
-            return paramiko.PKey.from_path(file)
+            key: paramiko.PKey = paramiko.PKey.from_path(file)
         except TypeError:  # cryptography's word for "needs a passphrase"
             self._encrypted.append(file)
         except FileNotFoundError:
@@ -1002,6 +1012,9 @@ class _Login:
             self._unusable.append(f"{file}: {error.strerror or error}")
         except Exception as error:  # a broken key makes three libraries raise what they like
             self._unusable.append(f"{file} is not a usable private key ({error or type(error).__name__})")
+        else:
+            key.public_blob = None  # a certificate beside it is tried apart, and the key without it after that
+            return key
         return None
 
     def _failed(self, transport: paramiko.Transport, allowed: Sequence[str]) -> LoginFailed:
@@ -1164,6 +1177,38 @@ def _public_blob(file: Path) -> bytes | None:
         return base64.b64decode(Path(f"{file}.pub").read_text(encoding="utf-8").split()[1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _certified_by(file: Path) -> bytes | None:
+    """The public key for which ``file`` is a certificate; None where it is none, or is not there."""
+    try:
+        blob = base64.b64decode(file.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    certified = _certified_blob(blob)
+    return None if certified == blob else certified
+
+
+def _certified_blob(blob: bytes) -> bytes:
+    """The public key that a certificate speaks of; anything else as it is."""
+    kind = blob[4 : 4 + int.from_bytes(blob[:4], "big")]
+    if not kind.endswith(b"-cert-v01@openssh.com"):
+        return blob
+    try:
+        identity = serialization.load_ssh_public_identity(kind + b" " + base64.b64encode(blob))
+    except (ValueError, UnsupportedAlgorithm):
+        return blob
+    if not isinstance(identity, serialization.SSHCertificate):
+        return blob
+    key = identity.public_key()
+    text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return base64.b64decode(text.split()[1])
+
+
+def _with_certificate(key: paramiko.PKey, file: Path) -> paramiko.PKey:
+    certified = copy.copy(key)
+    certified.load_certificate(str(file))
+    return certified
 
 
 def _left(deadline: float | None) -> float | None:

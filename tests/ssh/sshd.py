@@ -56,6 +56,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def sign(authority: Path, key: Path, user: str, *options: str) -> Path:
+    """A user certificate for ``key``, beside it."""
+    words = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", "-n", user, *options, f"{key}.pub"]
+    subprocess.run(words, check=True)
+    return Path(f"{key}-cert.pub")
+
+
 class Sshd:
     """One running server; ``stop`` ends it by its own pid. Sessions end with their connections."""
 

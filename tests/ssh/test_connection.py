@@ -22,7 +22,7 @@ from lamplighter.node.events import Exit
 from lamplighter.run import ssh
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
 from lamplighter.run.ssh import CommandTimedOut, HostKeyChanged, HostKeyUnknown, Node, SilenceTimeout
-from tests.ssh.sshd import Sshd, free_port, make_key, missing
+from tests.ssh.sshd import Sshd, free_port, make_key, missing, public, sign
 
 Require = Callable[[str, "str | None"], None]
 
@@ -282,6 +282,19 @@ def test_accept_new_remembers_the_key_but_not_a_changed_one(
         desk.node(wish).open()
 
 
+def test_accept_new_hashes_the_name_where_ssh_config_says_so(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.config.write_text("Host *\n  HashKnownHosts yes\n")
+    with desk.node(replace(spec, host_key_checking="accept-new")):
+        pass
+
+    assert sshd.host not in desk.known_hosts.read_text()
+    name = f"[{sshd.host}]:{sshd.port}"
+    found = subprocess.run(["ssh-keygen", "-F", name, "-f", str(desk.known_hosts)], capture_output=True, check=False)
+    assert found.returncode == 0
+    with desk.node(spec):  # strict is content
+        pass
+
+
 def test_off_accepts_any_key(desk: Desk, spec: ConnectionSpec) -> None:
     with desk.node(replace(spec, host_key_checking="off")) as node:
         assert node.is_alive
@@ -417,6 +430,87 @@ def test_the_named_key_comes_before_an_agent_full_of_others(desk: Desk, sshd: Ss
         assert node.is_alive
     with pytest.raises(LoginFailed, match="Too many authentication failures"):
         desk.node(replace(spec, key_file=None)).open()
+
+
+# -- certificates
+
+
+@pytest.fixture(scope="session")
+def authority(client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_key(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture(scope="session")
+def trusting(authority: Path, client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A node that knows no key but the authority's."""
+    stranger = make_key(tmp_path_factory.mktemp("stranger") / "key")
+    server = Sshd(tmp_path_factory.mktemp("sshd") / "trusting", stranger, extra=f"TrustedUserCAKeys {authority}.pub")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def certified(desk: Desk, trusting: Sshd, authority: Path) -> ConnectionSpec:
+    """A login with a key that has a certificate beside it."""
+    desk.known_hosts.write_text(trusting.known_line())
+    key = make_key(desk.user_ssh / "id_signed")
+    sign(authority, key, trusting.user)
+    return ConnectionSpec(
+        host=trusting.host, port=trusting.port, user=trusting.user, key_file=str(key), connect_timeout=5.0
+    )
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_a_certificate_beside_the_key_logs_in(
+    desk: Desk, trusting: Sshd, authority: Path, certified: ConnectionSpec, kind: str
+) -> None:
+    key = make_key(desk.user_ssh / kind, kind)
+    with pytest.raises(LoginFailed):
+        desk.node(replace(certified, key_file=str(key))).open()
+    sign(authority, key, trusting.user)
+
+    with desk.node(replace(certified, key_file=str(key))) as node:
+        assert node.is_alive
+
+
+def test_the_certificate_of_ssh_config_belongs_to_its_key(desk: Desk, certified: ConnectionSpec) -> None:
+    aside = desk.user_ssh / "elsewhere.pub"
+    (desk.user_ssh / "id_signed-cert.pub").rename(aside)
+    desk.config.write_text(f"Host *\n  CertificateFile {aside}\n")
+    with desk.node(certified) as node:
+        assert node.is_alive
+
+    other = make_key(desk.user_ssh / "other")  # of which the certificate says nothing: it is not even shown
+    with pytest.raises(LoginFailed) as failure:
+        desk.node(replace(certified, key_file=str(other))).open()
+    assert "elsewhere.pub" not in str(failure.value)
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_certificate_in_the_agent_logs_in(desk: Desk, certified: ConnectionSpec) -> None:
+    assert certified.key_file
+    add_to_agent(Path(certified.key_file))
+    with desk.node(replace(certified, key_file=None)) as node:
+        assert node.is_alive
+
+    Path(certified.key_file).unlink()  # its public half alone is left, as with a key on a token
+    desk.config.write_text(f"Host *\n  IdentitiesOnly yes\n  IdentityFile {certified.key_file}\n")
+    with desk.node(replace(certified, key_file=None)) as node:
+        assert node.is_alive
+
+
+def test_a_key_whose_certificate_has_expired_is_tried_by_itself(
+    desk: Desk, sshd: Sshd, authority: Path, spec: ConnectionSpec, client_key: Path
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    key = desk.user_ssh / "id_client"
+    key.write_bytes(client_key.read_bytes())
+    key.chmod(0o600)
+    Path(f"{key}.pub").write_text(f"{public(client_key)} client\n")
+    sign(authority, key, sshd.user, "-V", "20200101:20200102")
+
+    with desk.node(replace(spec, key_file=str(key))) as node:
+        assert node.is_alive
 
 
 # -- hosts that do not answer
