@@ -148,7 +148,7 @@ def known_line(name: str, kind: str, blob: bytes) -> str:
 
 def hashed_name(name: str) -> str:
     """The name as ``HashKnownHosts yes`` writes it: a reader of the file learns no host from it."""
-    salt = os.urandom(hashlib.sha1().digest_size)
+    salt = os.urandom(20)  # as long as the digest
     words = (salt, hmac.new(salt, name.encode(), hashlib.sha1).digest())
     return "|1|" + "|".join(base64.b64encode(word).decode() for word in words)
 
