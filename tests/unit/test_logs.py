@@ -917,6 +917,20 @@ def test_small_batches_without_a_graph_are_a_warning_also_after_the_ready_line()
     assert "servers.{server}.args" in watch.hint("no_cuda_graph")
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("sglang", "[2026-03-01 10:00:00] server_args=ServerArgs(" + "x='y', " * 400 + "disable_cuda_graph=True, " + "z='y', " * 400),
+        ("vllm", "(EngineCore pid=1) INFO 01-05 16:20:54 [x.py:1] Cudagraph is disabled under eager mode"),
+    ],
+)  # fmt: skip
+def test_a_start_without_graphs_is_a_warning_before_it_is_ready(name: str, line: str) -> None:
+    said = watched(name, line).warnings["no_cuda_graph"]
+    assert "graph" in said
+    assert len(said) <= logwatch.WARNING_CHARACTERS
+    assert "no_cuda_graph" not in watched(name, line.replace("True", "False").replace("disabled", "used")).warnings
+
+
 def test_only_what_no_server_survives_is_fatal() -> None:
     assert watched("sglang", HEAD + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").is_fatal
     assert watched("sglang", "Received sigquit from a child process. It usually means the child failed.").is_fatal

@@ -59,6 +59,7 @@ OVERLAP_BYTES = 4 * 1024
 SLICE_BYTES = 1024 * 1024
 TAIL_PIECES = 60
 TEXT_CHARACTERS = 2000
+WARNING_CHARACTERS = 400
 #: Pieces read closely after the head of a traceback, and after its last line, where ranks and contexts are carried on.
 BLOCK_PIECES = 400
 BLOCK_REST = 40
@@ -482,8 +483,9 @@ class LogWatch:
         findings = self._after if self._is_ready else self._before
         place = Place(self._order, self._line, _around(segment.text, 0), rank)
         for each in by_kind[WARNING]:
-            if each.name not in self.warnings and each.regex.search(segment.text):
-                self.warnings[each.name] = place.text
+            match = None if each.name in self.warnings else each.regex.search(segment.text)
+            if match is not None:
+                self.warnings[each.name] = _around(segment.text, match.start(), WARNING_CHARACTERS)
         for each in by_kind[STOPPING]:
             if each.regex.search(segment.text):
                 findings.stopping = True
@@ -772,13 +774,13 @@ def _clean(raw: bytes) -> bytes:
     return _COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
 
 
-def _around(text: str, at: int) -> str:
+def _around(text: str, at: int, most: int = TEXT_CHARACTERS) -> str:
     """The line as evidence: whole if it is not too long, else the part around the match."""
     text = text.strip() if len(text) <= TEXT_CHARACTERS else text
-    if len(text) <= TEXT_CHARACTERS:
+    if len(text) <= most:
         return text
-    start = max(0, min(at - TEXT_CHARACTERS // 4, len(text) - TEXT_CHARACTERS))
-    return text[start : start + TEXT_CHARACTERS].strip()
+    start = max(0, min(at - most // 4, len(text) - most))
+    return text[start : start + most].strip()
 
 
 def _percent(match: re.Match[str]) -> Optional[float]:
