@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import struct
@@ -109,6 +110,17 @@ def test_a_process_that_writes_all_the_while_is_read_whole(living: Living) -> No
         assert live["V_FIXED"] == "always here"
         assert all(set(value) <= {"v"} for name, value in live.items() if name.removeprefix("V_").isdigit())
     assert seen
+
+
+def test_a_reading_during_which_the_array_changed_is_thrown_away(
+    living: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(living, sys.executable, "pass", {"V_A": "1", "V_B": "2", "V_C": "3"})
+    real, calls = environ._array, itertools.count()
+    monkeypatch.setattr(environ, "_array", lambda *where: real(*where)[: next(calls) % 2 + 1])
+    with pytest.raises(Unreadable, match="changes faster than it can be read"):
+        live_environment(process)
+    assert next(calls) == 2 * environ.ATTEMPTS
 
 
 def test_an_executable_that_was_replaced_meanwhile_is_read(living: Living, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lamplighter.node import envproof
 from lamplighter.node.envproof import SECRET, Proof, prove_before
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import NASTY, place
@@ -296,12 +297,11 @@ def test_who_closes_all_descriptors_and_opens_others_does_no_harm(launch: Path, 
     assert (tmp_path / "x").read_text() == ""
 
 
-def test_who_writes_without_end_is_stopped_at_the_deadline(launch: Path, tmp_path: Path) -> None:
-    flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
-    began = time.monotonic()
-    proof = prove(launch, environ=behind_ours(tmp_path / "loud", flood), deadline=1.5)
-    assert "no answer within 1.5 s" in proof.message
-    assert time.monotonic() - began < 10
+@pytest.mark.timeout(60)
+def test_who_writes_without_end_does_not_keep_us_from_the_clock() -> None:
+    with open("/dev/zero", "rb", buffering=0) as endless:
+        envproof._drain(endless.fileno(), heard := bytearray())
+    assert 0 < len(heard) <= envproof.ANSWER_LIMIT + 65536
 
 
 def test_noise_on_stdout_and_stderr_does_no_harm(launch: Path, tmp_path: Path) -> None:

@@ -19,10 +19,17 @@ import pytest
 from lamplighter.release.render import Templates
 
 PROJECT = Path(__file__).parents[2]
-PYTHONS = sorted(
-    {path for pattern in ("/root/.pyenv/versions/*/bin/python", "/usr/bin/python3") for path in glob.glob(pattern)}
-    | {sys.executable}
-)
+PATTERNS = (
+    "/opt/*/bin/python3.[0-9]*", "/usr/local/bin/python3.[0-9]*", "/usr/bin/python3.[0-9]*", "/usr/bin/python3",
+    "/root/.pyenv/versions/*/bin/python", os.path.expanduser("~/.pyenv/versions/*/bin/python"),
+)  # fmt: skip
+FOUND = {
+    os.path.realpath(path): path
+    for pattern in PATTERNS
+    for path in glob.glob(pattern)
+    if re.search(r"python(3(\.\d+)?)?$", path) and os.access(path, os.X_OK)
+}
+PYTHONS = sorted({*FOUND.values(), sys.executable})
 NAMES = ["2.7" if "/2.7" in path else Path(path).parts[-3] for path in PYTHONS]
 PYTHON3 = [path for path, name in zip(PYTHONS, NAMES, strict=True) if not name.startswith("2")]
 every = pytest.mark.parametrize("python", PYTHONS, ids=NAMES)
@@ -84,6 +91,9 @@ VALUES = {
     "V_QUOTES": "'a' \"b\" \\ \\n {{ x }} %s",
     "V_LINES": "one\ntwo\r\t\x01\x7f\x80",
 }
+
+
+VALUES_BY_MODE = {name: (value, "force") for name, value in VALUES.items()}
 
 
 @every
@@ -168,6 +178,27 @@ def test_python_2_gets_the_variables_without_chaining(tmp_path: Path, python: st
     next_one = shadowed(tmp_path / "next", "import os; os.environ['V_NEXT'] = '1'")
     variables, _, _ = shown(python_runs(python, [pysite(tmp_path / "ours", {"V_F": ("1", "force")}), next_one]))
     assert variables == {b"V_F": b"1"}
+
+
+def test_uses_no_syntax_that_python_2_7_lacks(tmp_path: Path) -> None:
+    """What a machine without Python 2.7 can show: none of the younger constructs; one that has it runs the file."""
+    data = (pysite(tmp_path, VALUES_BY_MODE) / "sitecustomize.py").read_bytes()
+    assert data.isascii()
+    younger = (
+        ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Nonlocal, ast.Starred, ast.YieldFrom, ast.Await,
+        ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.MatMult,
+    )  # fmt: skip
+    for node in ast.walk(ast.parse(data)):
+        assert not isinstance(node, younger), ast.dump(node)
+        if isinstance(node, ast.FunctionDef):
+            assert [*node.args.kwonlyargs, *node.args.posonlyargs] == [], node.name
+            assert {node.returns, *(each.annotation for each in node.args.args)} == {None}, node.name
+        if isinstance(node, ast.Raise):
+            assert node.cause is None
+        if isinstance(node, ast.ClassDef):
+            assert node.keywords == []
+        if isinstance(node, ast.Call):
+            assert getattr(node.func, "id", None) not in ("print", "super", "exec"), ast.dump(node)
 
 
 # -- the sitecustomize that ours shadows
