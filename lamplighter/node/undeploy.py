@@ -61,7 +61,7 @@ def take_away(run: Run) -> Optional[str]:
             hint="mend what the evidence names, or let lamplighter write there (become: true), then undeploy again",
         ) from error
     for path in given_back:
-        run.progress(f"{path} is as it was before lamplighter")
+        run.progress(f"{path} is as it was before {run.plan.name}")
     if unit is not None:
         run.progress(f"{unit.name} is removed")
     return None if given_back or unit is not None else "there was nothing of ours outside"

@@ -116,7 +116,7 @@ def present(home: ServerHome) -> Tuple[Place, ...]:
         if data is not None and outside.kind == "file":
             found.append(Place(outside.path))
         elif data is not None:
-            tags = (each["tag"].decode("ascii") for each in _BLOCK.finditer(data))
+            tags = (each["tag"].decode("ascii", "replace") for each in _BLOCK.finditer(data))
             found += [Place(outside.path, tag) for tag in tags if _is_of(home, tag)]
     return tuple(found)
 
