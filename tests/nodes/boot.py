@@ -41,6 +41,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(spec: dict) -> None:
+    os.umask(0o022)  # a machine's own, whatever the tests run under
     root = build_root(spec)
     write_identity(root, spec)
     write_login(root, spec)
