@@ -74,7 +74,7 @@ def test_every_engine_of_the_project_loads_and_travels_as_json() -> None:
         assert engine.compiled["name"] == name
         assert json.loads(json.dumps(engine.compiled)) == engine.compiled
         assert engine.compiled["phases"][-1]["name"] == "ready"
-        assert {"path", "timeout", "veto_status", "generates"} == set(engine.compiled["health"])
+        assert {"path", "timeout", "veto_status"} == set(engine.compiled["health"]) - {"generates"}
 
 
 @pytest.mark.parametrize(
