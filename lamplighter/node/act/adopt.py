@@ -135,23 +135,23 @@ def _program(process: Process, directory: str, environment: Mapping[str, str]) -
     return process.exe
 
 
-def reported_model(engine: Mapping[str, Any], found: Found, port: int) -> tuple[Optional[str], str]:
+def reported_model(engine: Mapping[str, Any], found: Found, port: int, tls: str = "none") -> tuple[Optional[str], str]:
     """Ask the server itself which model it serves, as the engine's rule names it; (None, why) if it does not say."""
     host, key = ports.probe_host(found.host), api_key(engine, found)
     identity = engine.get("identity") or {}
     try:
         if identity.get("source") == "reply":
             model = _model_argument(engine, found.argv)
-            reply = http.generate(engine, host, port, model or "", ANSWER_SECONDS, api_key=key)
+            reply = http.generate(engine, host, port, model or "", ANSWER_SECONDS, api_key=key, tls=tls)
             return (model, "") if model and reply.ok else (None, reply.error or "its arguments name no model")
-        rule = http.identity_matches(engine, {"served_name": "", "model": ""}, _models(engine, host, port, key))
+        rule = http.identity_matches(engine, {"served_name": "", "model": ""}, _models(engine, host, port, key, tls))
     except http.HttpFailed as failed:
         return None, failed.reason
     return (rule.found[0], "") if rule.found else (None, rule.message)
 
 
-def _models(engine: Mapping[str, Any], host: str, port: int, key: Optional[str]) -> http.Reply:
-    return http.models(engine, host, port, ANSWER_SECONDS, api_key=key)
+def _models(engine: Mapping[str, Any], host: str, port: int, key: Optional[str], tls: str) -> http.Reply:
+    return http.models(engine, host, port, ANSWER_SECONDS, api_key=key, tls=tls)
 
 
 def _model_argument(engine: Mapping[str, Any], argv: tuple[str, ...]) -> Optional[str]:

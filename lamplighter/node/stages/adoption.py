@@ -23,7 +23,7 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     if isinstance(found, adopt.Impossible):
         run.warn(f"{who} cannot be adopted: {found.reason}", MEANING)
         return
-    model, trouble = adopt.reported_model(run.engine, found, run.plan.port)
+    model, trouble = adopt.reported_model(run.engine, found, run.plan.port, run.plan.tls)
     if model is None:
         run.warn(f"{who} cannot be adopted: it does not say which model it serves ({trouble})", MEANING)
         return
