@@ -348,6 +348,22 @@ def test_the_venvs_own_python_has_the_current_release_even_by_hand(tmp_path: Pat
     assert reaches(None, python, directory=tmp_path) == "of the server"
 
 
+def test_a_file_that_two_venves_share_gives_to_one_alone(tmp_path: Path) -> None:
+    """As on Debian, where one file is run by every venv and by the system's own tools."""
+    home = server_home(str(tmp_path / "root"), "kimi")
+    deploy(tmp_path / "root", "interpreter")
+    python, other = make_venv(tmp_path / "venv"), make_venv(tmp_path / "other")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "sitecustomize.py").write_text("import os\nos.environ['THEIRS'] = '1'\n")
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(shared)}
+    interpreter.install("interpreter", startup.ask([str(python)], environ), home)
+    code = "import os; print(os.environ.get('NCCL_PROTO'), os.environ['THEIRS'])"
+    for each, says in ((python, "LL 1\n"), (other, "None 1\n"), (Path(sys.executable), "None 1\n")):
+        done = subprocess.run([each, "-c", code], env=environ, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (says, ""), each
+
+
 @pytest.mark.parametrize("scope", interpreter.SCOPES)
 @pytest.mark.parametrize("damage", ["gone", "broken", "raises"])
 def test_a_payload_that_is_gone_or_broken_harms_nobody(tmp_path: Path, scope: str, damage: str) -> None:
