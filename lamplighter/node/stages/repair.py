@@ -150,12 +150,11 @@ def _prune_runs(run: Run) -> None:
 def _prune_runners(run: Run) -> None:
     """Remove old versions of our own program. Every session that uses one dates it anew (see boot.py)."""
     shelf = os.path.join(_root(run.home), "bin")
-    words = {word for process in processes.processes().values() for word in process.argv}  # of workers and supervisors
-    for name in os.listdir(shelf):
-        path = os.path.join(shelf, name)
-        is_old = time.time() - os.stat(path).st_mtime > KEEP_RUNNER_SECONDS
-        if _RUNNER.fullmatch(name) and is_old and path != run.runner and path not in words:
-            files.remove_tree(path)
+    runners = {os.path.join(shelf, name) for name in os.listdir(shelf) if _RUNNER.fullmatch(name)} - {run.runner}
+    for old in runners:
+        is_old = time.time() - os.stat(old).st_mtime > KEEP_RUNNER_SECONDS
+        if is_old and not processes.find_by_argument(old):  # of a worker or a supervisor
+            files.remove_tree(old)
 
 
 def _root(home: ServerHome) -> str:
