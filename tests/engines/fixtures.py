@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.place import HERE, NotBuildable, cache_directory, transformers_venv, vllm_venv
+from tests.engines.place import HERE, TRANSFORMERS, VLLM, NotBuildable, cache_directory, made
 
 Require = Callable[[str, "str | None"], None]
 
@@ -18,7 +18,7 @@ Require = Callable[[str, "str | None"], None]
 def transformers_engine(require: Require) -> Path:
     """A virtual environment whose bin/transformers can serve on the CPU; nodes see it at the same path."""
     try:
-        return transformers_venv()
+        return made(TRANSFORMERS)
     except NotBuildable as reason:
         require("engine", str(reason))
         raise
@@ -26,13 +26,13 @@ def transformers_engine(require: Require) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_engine(require: Require) -> Path:
-    """The same for vLLM, whose tests run only where LAMPLIGHTER_REQUIRE lists ``vllm``."""
-    if "vllm" not in os.environ.get("LAMPLIGHTER_REQUIRE", "").split(","):
-        pytest.skip("vllm: opt-in, with LAMPLIGHTER_REQUIRE=vllm (3.4 GB, and a start takes a minute)")
+    """The same for vLLM. It is large: where LAMPLIGHTER_REQUIRE does not list ``engine``, it is used if it is there."""
+    if "engine" not in os.environ.get("LAMPLIGHTER_REQUIRE", "").split(",") and not VLLM.is_made:
+        require("engine", "vLLM is not there: python -m tests.engines.place vllm")
     try:
-        return vllm_venv()
+        return made(VLLM)
     except NotBuildable as reason:
-        require("vllm", str(reason))
+        require("engine", str(reason))
         raise
 
 

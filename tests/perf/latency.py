@@ -59,9 +59,9 @@ def lab() -> Kind:
 
 
 def transformers() -> Kind:
-    from tests.engines.place import cache_directory, transformers_venv
+    from tests.engines.place import TRANSFORMERS, cache_directory, made
 
-    venv = transformers_venv()
+    venv = made(TRANSFORMERS)
     model = cache_directory() / f"tiny-{venv.name.rpartition('-')[2]}"
     if not (model / "model.safetensors").exists():
         script = [venv / "bin/python", PROJECT / "tests/engines/tiny_model.py", model]
