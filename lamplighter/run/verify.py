@@ -59,6 +59,7 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
     from lamplighter.run.backend import NodeBackend
     from lamplighter.run.checks import run_checks
 
+    session.node.open()  # where nobody answers, that is one error, and not one of every check
     asked = _Asked(session, server)
     backend = NodeBackend(session.node)
     try:
