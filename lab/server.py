@@ -244,6 +244,7 @@ class Front:
         self.leader = launcher.connections[0]
         self.model = "some-other-model" if arguments.fault("wrong-model") else arguments.served_model_name
         self.created = int(time.time())
+        self.has_tried_to_bind = threading.Event()
         self.is_ready = False
         self.is_draining = False
         self.running: dict[str, Running] = {}
@@ -263,6 +264,7 @@ class Front:
             threading.Thread(target=target, daemon=True).start()
         say("INFO:     Application startup complete.")
         server = self.bind()
+        self.has_tried_to_bind.set()
         if server is None:
             return self.lose_the_port()
         say(f"INFO:     Uvicorn running on http://{self.authority()} (Press CTRL+C to quit)")
@@ -350,6 +352,7 @@ class Front:
 
     def warm_up(self) -> None:
         """Ask the port for a first token, as SGLang does, and print the ready line."""
+        self.has_tried_to_bind.wait()  # the original asks for two minutes; a busy machine must not decide
         if self.arguments.fault("port-in-use"):
             time.sleep(WARMUP_SECONDS / self.arguments.speed)  # as if the other server had answered
         elif not self.arguments.skip_server_warmup:
