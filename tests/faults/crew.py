@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from tests.faults.ground import Ground
-from tests.nodes.park import NodePark
+from tests.nodes.park import NodePark, NodeTrouble
 
 Cell = Callable[[Ground], str]
 KINDS = ("plain", "systemd")
@@ -77,10 +77,10 @@ class Crew:
                     ground = Ground.make(self.park, name, directory, systemd=kind == "systemd")
                 result.set_result(cell(ground))
             except BaseException as error:
-                with contextlib.suppress(KeyError):  # a node that did not even boot
-                    self.park.forget(name)
-                ground = None  # the next cell does not inherit the ruins
                 result.set_exception(error)
+                ground = None  # the next cell does not inherit the ruins
+                with contextlib.suppress(KeyError, NodeTrouble):  # it did not boot, or all is being torn down
+                    self.park.forget(name)
             finally:
                 self._at_work.discard(name)
         if ground is not None:

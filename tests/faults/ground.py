@@ -18,6 +18,8 @@ from tests.nodes.park import PROJECT, Node, NodePark
 
 HERE = Path(__file__).parent
 PORT = 18000
+#: Seconds after which a command or a condition counts as stuck, on a machine that many tests share.
+PATIENCE = 300
 ROOT = "/var/lib/lamplighter"
 HOME = f"{ROOT}/servers/demo"
 #: The interpreter of the node side: Python itself, except that a worker is put on strings while there is an order.
@@ -69,14 +71,14 @@ class Ground:
             **self.node.connection(),
             "known_hosts": str(self.park.known_hosts),
             "ansible_python_interpreter": PYTHON,
-            "connect_timeout": 2,
+            "connect_timeout": 5,
             "servers": {
                 "demo": {
                     "engine": "demo", "model": "demo-model", "port": PORT, "gpus": "all",
                     "launcher": "auto" if self.node.systemd else "detached", **server,
                     "args": {"tp": 1, **server.get("args", {})},
                     "env": {"LAB_SPEED": "60", "AGE": str(self.age), **server.get("env", {})},
-                    "timeouts": {"stop": 3, "free": 8, "ready": 60, **server.get("timeouts", {})},
+                    "timeouts": {"stop": 3, "free": 10, "ready": 120, **server.get("timeouts", {})},
                 }
             },
         }  # fmt: skip
@@ -86,7 +88,7 @@ class Ground:
         return self.run("deploy", "--json")
 
     def run(self, *words: str) -> Done:
-        return self.driver.run(*words, "--host", "gpu", timeout=150)
+        return self.driver.run(*words, "--host", "gpu", timeout=PATIENCE)
 
     def settle(self, **server: Any) -> str:
         """Have an old release serve that asks for nothing special; its age."""
@@ -106,7 +108,7 @@ class Ground:
             f"rm -rf {ROOT}/servers; cd /root; "
             f"AGE=hand setsid lamplighter-demo-server {words} >by-hand.log 2>&1 </dev/null &"
         )
-        eventually(lambda: self.answer() == "hand", 60)
+        eventually(lambda: self.answer() == "hand", PATIENCE)
         self.serving, self.settings = "none", {}
         return "hand"
 
@@ -119,7 +121,7 @@ class Ground:
         self.node.write(ORDER, json.dumps({"hold": stage, "held": HELD, **more}))
         try:
             with self.driver.started("deploy", "--json", "--host", "gpu") as process:
-                eventually(lambda: self.held_worker() or process.poll() is not None, 90)
+                eventually(lambda: self.held_worker() or process.poll() is not None, PATIENCE)
                 assert process.poll() is None, process.stdout.read() if process.stdout else ""
                 yield process
         finally:

@@ -27,7 +27,7 @@ from lamplighter.node.events import Exit
 from tests.driver import eventually
 from tests.faults.conftest import note_cell
 from tests.faults.crew import Crew
-from tests.faults.ground import HOME, PORT, ROOT, Ground
+from tests.faults.ground import HOME, PATIENCE, PORT, ROOT, Ground
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import NodePark, why_no_systemd
 
@@ -105,7 +105,7 @@ def attached(ground: Ground) -> int:
 
 def interrupt_control(ground: Ground, process: Any) -> int:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == Exit.DETACHED
+    assert process.wait(PATIENCE) == Exit.DETACHED
     ground.release()
     return attached(ground)
 
@@ -119,7 +119,7 @@ def cut_for_five_seconds(ground: Ground, process: Any) -> None:
 def cut_for_good(ground: Ground, process: Any) -> int:
     ground.node.cut()
     ground.release()
-    assert process.wait(90) == Exit.DETACHED
+    assert process.wait(PATIENCE) == Exit.DETACHED
     ground.node.heal()
     return attached(ground)
 
@@ -147,9 +147,9 @@ def cancel(ground: Ground, process: Any) -> None:
         env=ground.driver.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        eventually(lambda: ground.node.sh(f"ls {HOME}/runs/*/cancel.json 2>/dev/null; true"))
+        eventually(lambda: ground.node.sh(f"ls {HOME}/runs/*/cancel.json 2>/dev/null; true"), PATIENCE)
         ground.release()
-        assert canceller.wait(60) == process.wait(60)
+        assert canceller.wait(PATIENCE) == process.wait(PATIENCE)
     finally:
         canceller.kill()
         canceller.wait()
@@ -349,6 +349,7 @@ def played(
         }
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("fault", "stage", "kind"), CELLS)
 def test_fault(
     played: Mapping[tuple[str, str, str], Future[str]],
@@ -383,11 +384,11 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
                 assert "/lamplighter-run-" in ground.node.read(f"/proc/{ground.held_worker()}/cgroup")
             code = fault.strike(ground, process)
             ground.release()
-            told, _ = process.communicate(timeout=150)
+            told, _ = process.communicate(timeout=PATIENCE)
             code = process.returncode if code is None else code
         assert code in codes, f"exit {code}, not {sorted(codes)}\n{told}"
         if "new" in answers and code == Exit.INTERNAL:
-            eventually(lambda: ages[ground.answer()] in answers)  # it is on its way up, and nobody stops it
+            eventually(lambda: ages[ground.answer()] in answers, PATIENCE)  # it is on its way up, and nobody stops it
         answer = ages[ground.answer()]
         assert answer in answers, f"{answer} answers, not {sorted(answers)}\n{told}"
     finally:

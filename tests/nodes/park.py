@@ -354,7 +354,7 @@ class Node:
         try:
             self.pid = wait_for(self._first_child, 10, "PID 1")
             self._plug_in()
-            wait_for(self._sshd_listens, 30, "sshd")
+            wait_for(self._sshd_listens, 60, "sshd")
         except NodeTrouble as trouble:
             self.power_off()
             raise NodeTrouble(f"{self.name} did not boot: {trouble}\n{log.read_text()}") from trouble
