@@ -87,7 +87,9 @@ def test_a_server_starts_clean(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     inherited, other = os.pipe()
     os.set_inheritable(inherited, True)
-    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
+    ignored = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    }
     before = os.umask(0o077)
     try:
         launched = living.launch(["/bin/sleep", "60"], run, runner_home, str(tmp_path))
