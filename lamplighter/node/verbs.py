@@ -292,7 +292,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
         if not found.differences:
             return Before(_ended("unchanged", Exit.OK, f"{message}; nothing differs", serving))
         first = found.differences[0]
-        hint = f"mode: force under servers.{home.name}.env.{first.name} wins over the server; or drop the variable"
+        hint = f"./inv env --host {request['host']} --server {home.name} shows who overwrote it, and what to do"
         message += f"; what differs did so right after its deploy: {first}"
         return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
     verdict = read_json(home.release(digest).verdict) or {}
