@@ -20,7 +20,7 @@ from types import FrameType
 
 PROJECT = Path(__file__).resolve().parent.parent
 #: Directories below tests/, a session each; the longest first.
-SESSIONS = (("faults",), ("lab",), ("unit", "node"), ("ssh", "systemd"), ("engines",))
+SESSIONS = (("faults",), ("lab",), ("unit", "node"), ("engines",), ("ssh", "systemd"))
 AT_ONCE = 3
 COUNTS = re.compile(
     r"^(?:(?P<kind>[a-z]+) +)?(?P<passed>\d+) passed, (?P<failed>\d+) failed, (?P<skipped>\d+) skipped$"
