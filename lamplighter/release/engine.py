@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
-    "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers", "stopping",
-    "benign", "idle", "warnings", "failures",
+    "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
+    "stopping", "benign", "idle", "warnings", "failures",
 )  # fmt: skip
 #: What an engine must say, itself or through the file it extends.
 NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
