@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from lamplighter.node.events import Exit
 
+#: What serves after an error that came before the node was asked to do anything.
+UNTOUCHED = "unchanged; nothing was touched"
+
 
 class LamplighterError(Exception):
     """Root of all errors that a user may see; ``str()`` composes the whole message, ready to print."""

@@ -17,7 +17,8 @@ from typing import Any
 import testinfra.backend.base
 
 from lamplighter.errors import ContactLost, LamplighterError
-from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout, sudo_refusal
+from lamplighter.run.become import sudo_refusal
+from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout
 
 COMMAND_SECONDS = 60.0
 #: Bytes of a command's output that are taken, the rest of this machine's memory being for others.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lamplighter.errors import ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
+from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
@@ -110,7 +110,7 @@ class HostSession:
             return Unreachable(
                 f"{self.host.name}: contact was lost before the run began",
                 why=trouble.what,
-                serving="unchanged; nothing was touched",
+                serving=UNTOUCHED,
                 next_step="run the same command again",
             )
         return detached(self.host.name, follower.server, follower.run, trouble)
@@ -259,14 +259,14 @@ class HostSession:
             raise NodeRefused(
                 f"{self.host.name}: no run can keep its journal there",
                 why=bye["refused"],
-                serving="unchanged; nothing was touched",
+                serving=UNTOUCHED,
                 next_step="make room or mend the file system, then run the same command again",
             )
         if bye.get("unplanned"):
             raise InventoryError(
                 bye["unplanned"],
                 why=f"and {self.host.name} has no release of {follower.server} whose plan could be used instead",
-                serving="unchanged; nothing was touched",
+                serving=UNTOUCHED,
             )
         _raise_defect(self.host.name, bye)
         if bye.get("worker_gone"):

@@ -18,8 +18,9 @@ from typing import Any
 from lamplighter.errors import ContactLost, LamplighterError, NodeRefused
 from lamplighter.node import events
 from lamplighter.node.events import Event
+from lamplighter.run.become import sudo_refusal
 from lamplighter.run.runner import boot_source, pack
-from lamplighter.run.ssh import Channel, Node, SilenceTimeout, sudo_refusal
+from lamplighter.run.ssh import Channel, Node, SilenceTimeout
 
 MARKER_SECONDS = 20.0
 PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")

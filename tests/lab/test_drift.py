@@ -21,7 +21,7 @@ import tasks
 from lab import ledger
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
-from lamplighter.run import ssh
+from lamplighter.run import hop
 from lamplighter.run.deploy import HostSession, open_session
 from tests.driver import PROJECT, ask, eventually
 from tests.lab.conftest import Box
@@ -257,8 +257,8 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     # one login and one exec are all that it costs
     done: list[str] = []
     for name in ("login", "execute"):
-        real = getattr(ssh._Hop, name)
-        monkeypatch.setattr(ssh._Hop, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
+        real = getattr(hop.Hop, name)
+        monkeypatch.setattr(hop.Hop, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
     context = Context(Config({**tasks.ns.configuration(), "run": {"dry": False}}))
     monkeypatch.setenv("LAMPLIGHTER_INVENTORY", str(box.driver.inventory))
     with pytest.raises(Leave) as left:

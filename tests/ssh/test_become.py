@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from lamplighter.run.ssh import sudo_logs_input
+from lamplighter.run.become import sudo_logs_input
 from tests.driver import Driver
 from tests.nodes.park import Node, NodePark
 

@@ -19,9 +19,10 @@ import pytest
 from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run import ssh
+from lamplighter.run import hop, ssh, wire
+from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
-from lamplighter.run.ssh import CommandTimedOut, HostKeyChanged, HostKeyUnknown, Node, SilenceTimeout
+from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout
 from tests.ssh.sshd import Sshd, free_port, make_key, missing, public, sign
 
 Require = Callable[[str, "str | None"], None]
@@ -199,7 +200,7 @@ def test_the_session_ends_while_a_command_runs(node: Node) -> None:
 
 
 def test_a_stopped_session_does_not_hang_us(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "CHANNEL_TIMEOUT", 0.5)
+    monkeypatch.setattr(hop, "CHANNEL_TIMEOUT", 0.5)
     session = int(node.run("echo $PPID", timeout=10).stdout)
     os.kill(session, signal.SIGSTOP)
     try:
@@ -528,14 +529,14 @@ def test_nobody_listens(desk: Desk, spec: ConnectionSpec) -> None:
 
 def test_an_sshd_that_is_just_restarting(desk: Desk, spec: ConnectionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = [ConnectionRefusedError(111, "Connection refused")]
-    really = ssh._try_addresses
+    really = wire._try_addresses
 
     def first_refused(*args: object) -> socket.socket:
         if refusals:
             raise refusals.pop()
         return really(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ssh, "_try_addresses", first_refused)
+    monkeypatch.setattr(wire, "_try_addresses", first_refused)
     with desk.node(replace(spec, host_key_checking="off")) as node:
         assert node.is_alive
 

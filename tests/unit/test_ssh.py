@@ -11,7 +11,8 @@ import pytest
 from lamplighter.errors import LoginFailed, NodeRefused, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run.ssh import Node, Place, become_words, parse_place, sudo_refusal
+from lamplighter.run.become import become_words, sudo_refusal
+from lamplighter.run.ssh import Node, Place, parse_place
 
 PROJECT = Path(__file__).parents[2]
 
@@ -88,15 +89,24 @@ def test_what_is_not_sudos_fault(stderr: str, status: int) -> None:
     assert sudo_refusal("ada", stderr.encode(), status) is None
 
 
-def test_nobody_else_imports_fabric_or_paramiko() -> None:
-    guilty = [
-        str(file.relative_to(PROJECT))
-        for file in [*PROJECT.glob("lamplighter/**/*.py"), *PROJECT.glob("tasks.py")]
+def importers(*names: str) -> set[str]:
+    starts = tuple(f"{word} {name}" for name in names for word in ("import", "from"))
+    return {
+        str(file.relative_to(PROJECT / "lamplighter"))
+        for file in PROJECT.glob("lamplighter/**/*.py")
         for line in file.read_text(encoding="utf-8").splitlines()
-        if line.strip().startswith(("import fabric", "from fabric", "import paramiko", "from paramiko"))
-    ]
+        if line.strip().startswith(starts)
+    }
 
-    assert set(guilty) == {"lamplighter/run/ssh.py"}
+
+def test_the_libraries_stay_behind_the_connection() -> None:
+    parts = {"run/hop.py", "run/host_keys.py", "run/login.py", "run/wire.py"}
+    assert importers("fabric") == {"run/ssh.py"}
+    assert importers("paramiko") == {"run/ssh.py", *parts}
+    assert importers(*(f"lamplighter.{part.removesuffix('.py').replace('/', '.')}" for part in parts)) <= {
+        "run/ssh.py",
+        *parts,
+    }
 
 
 def test_errors_and_known_hosts_do_not_load_fabric() -> None:

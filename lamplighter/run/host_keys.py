@@ -1,0 +1,122 @@
+"""Which host key is accepted, and what the operator is told about one that is not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from lamplighter.errors import UNTOUCHED, Unreachable
+from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
+from lamplighter.run.wire import label_of
+
+
+class HostKeyUnknown(Unreachable):
+    """No known_hosts file vouches for the key that the host showed; ``fingerprint`` is that key's."""
+
+    fingerprint = ""
+
+
+class HostKeyChanged(Unreachable):
+    """The host showed another key than the known one, or a revoked one; ``fingerprint`` is what it showed."""
+
+    fingerprint = ""
+
+
+class HostKeys(paramiko.MissingHostKeyPolicy):
+    """Decides about a shown host key. paramiko is given no keys of its own, so it asks here every time."""
+
+    def __init__(self, name: str, connection: Any, files: Sequence[Path], checking: str, through_jump: bool) -> None:
+        self._name = name
+        self._label = label_of(connection)
+        self._host, self._port = connection.host, int(connection.port)
+        self._alias: str | None = connection.ssh_config.get("hostkeyalias")
+        self._names = host_names(self._host, self._port, self._alias)
+        self._file = files[0]
+        self._known = KnownHosts.read(files)
+        self._hashes = str(connection.ssh_config.get("hashknownhosts", "no")).lower() == "yes"
+        self._checking = checking
+        self._through_jump = through_jump
+
+    def algorithms(self) -> list[str]:
+        """Signature algorithms of the known keys: a host with several keys must be asked for one that we know."""
+        found: list[str] = []
+        for kind in self._known.kinds(self._names):
+            found += ["rsa-sha2-512", "rsa-sha2-256"] if kind == "ssh-rsa" else [kind]
+        return found
+
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        """Return to accept the key, raise to refuse it."""
+        kind, blob = key.get_name(), key.asbytes()
+        if self._checking == "off":
+            return
+        verdict = self._known.judge(self._names, kind, blob)
+        if verdict.word == "known":
+            return
+        if verdict.word == "unknown":
+            if self._checking != "accept-new":
+                raise self._unknown(kind, blob)
+            try:
+                remember(self._file, self._names[0], kind, blob, hashed=self._hashes)
+            except OSError as error:
+                raise Unreachable(
+                    f"{self._name}: cannot write down the new host key", why=str(error), serving=UNTOUCHED
+                ) from error
+            return
+        raise self._changed(verdict.word, verdict.lines, kind, blob)
+
+    def _unknown(self, kind: str, blob: bytes) -> HostKeyUnknown:
+        shown = fingerprint(blob)
+        why = f"it showed {kind} {shown}, and no known_hosts file vouches for that"
+        for problem in self._known.problems:
+            why += f"; not readable: {problem}"
+        for line in self._known.authorities(self._names):
+            why += f"; {line} is for host certificates, which are not checked here"
+        error = HostKeyUnknown(
+            f"{self._name}: the host key of {self._host}:{self._port} is unknown",
+            why=why,
+            serving=UNTOUCHED,
+            next_step=f"compare the fingerprint with the node's own (on its console: {_own_fingerprint(kind)}), "
+            f"then run: {self._add_command(kind, blob)}",
+        )
+        error.fingerprint = shown
+        return error
+
+    def _changed(self, word: str, lines: Sequence[KnownKey], kind: str, blob: bytes) -> HostKeyChanged:
+        shown = fingerprint(blob)
+        known = ", ".join(f"{line.kind} {line.fingerprint} ({line})" for line in lines)
+        if word == "revoked":
+            what, why = "is revoked", f"it showed {kind} {shown}, revoked by {', '.join(map(str, lines))}"
+            advice = "do not connect; find out why this key was revoked"
+        else:
+            what, why = "has changed", f"it showed {kind} {shown}; known is {known}"
+            forget = " && ".join(
+                dict.fromkeys(shlex.join(["ssh-keygen", "-R", self._names[0], "-f", str(line.file)]) for line in lines)
+            )
+            advice = (
+                f"either the node was installed anew or somebody is listening in: compare with its console "
+                f"({_own_fingerprint(kind)}); if it is right: {forget} && {self._add_command(kind, blob)}"
+            )
+        error = HostKeyChanged(
+            f"{self._name}: the host key of {self._host}:{self._port} {what}",
+            why=why,
+            serving=UNTOUCHED,
+            next_step=advice,
+        )
+        error.fingerprint = shown
+        return error
+
+    def _add_command(self, kind: str, blob: bytes) -> str:
+        file = shlex.quote(str(self._file))
+        if self._alias or self._through_jump:  # ssh-keyscan knows neither aliases nor jump hosts
+            return f"echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
+        port = "" if self._port == 22 else f"-p {self._port} "
+        return f"ssh-keyscan {port}{shlex.quote(self._host)} >> {file}"
+
+
+def _own_fingerprint(kind: str) -> str:
+    short = "rsa" if "rsa" in kind else "ecdsa" if kind.startswith("ecdsa") else "ed25519"
+    return f"ssh-keygen -lf /etc/ssh/ssh_host_{short}_key.pub"

@@ -1,0 +1,200 @@
+"""Which keys are tried for a login, in which order, and what is told when none is accepted."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
+
+from lamplighter.errors import UNTOUCHED, LoginFailed
+from lamplighter.run.known_hosts import fingerprint
+from lamplighter.run.wire import Transport, label_of
+
+
+class Login:
+    """Tries keys as OpenSSH would, and remembers what it tried; paramiko calls this an auth strategy."""
+
+    def __init__(self, name: str, connection: Any, key_file: str | None, user_ssh: Path) -> None:
+        self._name = name
+        self._label = label_of(connection)
+        self._user: str = connection.user
+        config = connection.ssh_config
+        self._only_identities = str(config.get("identitiesonly", "no")).lower() == "yes"
+        self._use_agent = str(config.get("identityagent", "")).lower() != "none"
+        wanted = [key_file] if key_file else []
+        wanted += [file for file in config.get("identityfile", []) if file.lower() != "none"]
+        self._explicit = key_file
+        self._identities = [Path(file).expanduser() for file in wanted]
+        named = config.get("certificatefile")
+        self._certificates = [Path(named).expanduser()] if named else []
+        self._defaults = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+        self._tried: list[str] = []
+        self._unusable: list[str] = []
+        self._encrypted: list[Path] = []
+
+    def authenticate(self, transport: paramiko.Transport) -> None:
+        """Log in, or raise LoginFailed with everything that was tried."""
+        allowed: Sequence[str] = ()
+        agent = self._open_agent()
+        try:
+            for key, told in self._keys(agent):
+                try:
+                    more = transport.auth_publickey(self._user, key)
+                except BadAuthenticationType as error:
+                    allowed = error.allowed_types
+                    self._tried.append(told)
+                    break
+                except (SSHException, EOFError, OSError, ValueError) as error:
+                    rejected = type(error) is AuthenticationException
+                    self._tried.append(told if rejected else f"{told}: {error or type(error).__name__}")
+                    if not transport.is_active():
+                        break
+                    continue
+                if not more:
+                    return
+                allowed = more
+                self._unusable.append(f"{told} was accepted, but the node wants {' and '.join(more)} as well")
+                break
+            else:
+                allowed = self._ask_without_key(transport)
+                if transport.is_authenticated():
+                    return
+        finally:
+            if agent:
+                agent.close()
+        raise self._failed(transport, allowed)
+
+    def _ask_without_key(self, transport: paramiko.Transport) -> Sequence[str]:
+        """Some nodes know their users by the network alone; the others say which methods they allow."""
+        try:
+            transport.auth_none(self._user)
+        except BadAuthenticationType as error:
+            return error.allowed_types
+        except (SSHException, EOFError, OSError):
+            pass
+        return ()
+
+    def _open_agent(self) -> paramiko.Agent | None:
+        if not self._use_agent:
+            return None
+        try:
+            return paramiko.Agent()
+        except (SSHException, OSError, EOFError) as error:
+            self._unusable.append(f"ssh-agent: {error}")
+            return None
+
+    def _keys(self, agent: paramiko.Agent | None) -> Iterator[tuple[paramiko.PKey, str]]:
+        """Named key files first: an agent full of other keys would use up the node's MaxAuthTries before them."""
+        held = list(agent.get_keys()) if agent else []
+        seen: set[bytes] = set()
+        for file in self._identities or [file for file in self._defaults if file.exists()]:
+            key = self._load(file)
+            public = key.asbytes() if key else _public_blob(file)
+            from_agent = [one for one in held if public and _certified_blob(one.asbytes()) == public]
+            if public in seen:
+                continue
+            if key is not None:
+                seen.add(key.asbytes())
+                for certificate in (Path(f"{file}-cert.pub"), *self._certificates):
+                    if _certified_by(certificate) == public:
+                        yield _with_certificate(key, certificate), f"{file} with {certificate}"
+                yield key, f"{file} ({fingerprint(key.asbytes())})"
+            elif from_agent:
+                for one in sorted(from_agent, key=lambda one: one.asbytes() == public):  # a certificate first
+                    seen.add(one.asbytes())
+                    yield one, f"{file} by the agent" + ("" if one.asbytes() == public else ", with its certificate")
+            elif file in self._encrypted:
+                self._unusable.append(f"{file} is encrypted and no ssh-agent holds it")
+        if self._only_identities:
+            return
+        for one in held:
+            if one.asbytes() not in seen:
+                yield one, f"agent key {getattr(one, 'comment', '') or one.get_name()} ({fingerprint(one.asbytes())})"
+
+    def _load(self, file: Path) -> paramiko.PKey | None:
+        try:
+            key: paramiko.PKey = paramiko.PKey.from_path(file)
+        except TypeError:  # cryptography's word for "needs a passphrase"
+            self._encrypted.append(file)
+        except FileNotFoundError:
+            # ssh_config often names files that exist on some machines only; the inventory should know better.
+            if str(file) == str(Path(self._explicit or "").expanduser()):
+                self._unusable.append(f"{file} does not exist")
+        except OSError as error:
+            self._unusable.append(f"{file}: {error.strerror or error}")
+        except Exception as error:  # a broken key makes three libraries raise what they like
+            self._unusable.append(f"{file} is not a usable private key ({error or type(error).__name__})")
+        else:
+            key.public_blob = None  # a certificate beside it is tried apart, and the key without it after that
+            return key
+        return None
+
+    def _failed(self, transport: paramiko.Transport, allowed: Sequence[str]) -> LoginFailed:
+        said = transport.words[-1] if isinstance(transport, Transport) and transport.words else ""
+        why = f"tried {'; '.join(self._tried)}" if self._tried else "there was no key to try"
+        for unusable in self._unusable:
+            why += f"; {unusable}"
+        if not self._use_agent or "SSH_AUTH_SOCK" not in os.environ:
+            why += "; no ssh-agent"
+        if allowed:
+            why += f"; the node allows {', '.join(allowed)}"
+        if said:
+            why += f"; it said: {said}"
+        if self._encrypted:
+            advice = f"load the key: ssh-add {shlex.quote(str(self._encrypted[0]))}"
+        elif self._tried:
+            advice = f"put one of these keys into ~{self._user}/.ssh/authorized_keys on the node, or set ansible_user"
+        else:
+            advice = "set ansible_ssh_private_key_file, or load a key with ssh-add"
+        return LoginFailed(
+            f"{self._name}: the login as {self._label} failed", why=why, serving=UNTOUCHED, next_step=advice
+        )
+
+
+def _public_blob(file: Path) -> bytes | None:
+    """The public key beside a private key that we cannot open: enough to find it in an agent."""
+    try:
+        return base64.b64decode(Path(f"{file}.pub").read_text(encoding="utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _certified_by(file: Path) -> bytes | None:
+    """The public key for which ``file`` is a certificate; None where it is none, or is not there."""
+    try:
+        blob = base64.b64decode(file.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    certified = _certified_blob(blob)
+    return None if certified == blob else certified
+
+
+def _certified_blob(blob: bytes) -> bytes:
+    """The public key that a certificate speaks of; anything else as it is."""
+    kind = blob[4 : 4 + int.from_bytes(blob[:4], "big")]
+    if not kind.endswith(b"-cert-v01@openssh.com"):
+        return blob
+    try:
+        identity = serialization.load_ssh_public_identity(kind + b" " + base64.b64encode(blob))
+    except (ValueError, UnsupportedAlgorithm):
+        return blob
+    if not isinstance(identity, serialization.SSHCertificate):
+        return blob
+    key = identity.public_key()
+    text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return base64.b64decode(text.split()[1])
+
+
+def _with_certificate(key: paramiko.PKey, file: Path) -> paramiko.PKey:
+    certified = copy.copy(key)
+    certified.load_certificate(str(file))
+    return certified
