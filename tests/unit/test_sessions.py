@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run import PROJECT, Everything, together
+from tests.run import PROJECT, SESSIONS, Everything, files_of, together
 
 SPEAKS = """
 import sys
@@ -21,6 +21,16 @@ print("unit       2 passed, 1 failed, 0 skipped")
 print("2 passed, 1 failed, 0 skipped")
 sys.exit(int(sys.argv[1]))
 """
+
+
+def test_each_test_is_in_exactly_one_session() -> None:
+    covered = [
+        file
+        for session in SESSIONS
+        for place in files_of(session)
+        for file in ((PROJECT / place).rglob("test_*.py") if (PROJECT / place).is_dir() else [PROJECT / place])
+    ]
+    assert sorted(covered) == sorted((PROJECT / "tests").rglob("test_*.py"))
 
 
 def test_counts_are_added_up_by_kind_and_the_worst_status_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
