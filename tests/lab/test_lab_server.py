@@ -69,7 +69,7 @@ def test_phases_come_in_order_with_bars_on_carriage_returns(server: Demo) -> Non
         assert found >= 0, f"{marker!r} does not come after what should be before it"
         place = found
     assert "\rMulti-thread loading shards: " in log
-    assert "[00:00<?, ?it/s]\r" in log
+    assert "[00:00<?, ?it/s]" in log  # what comes after it may be another rank's line
     for rank in ("TP0", "TP1"):
         assert re.search(
             rf"\[\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {rank}\] Load weight end", log
