@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -377,18 +376,3 @@ def test_force_wins_over_the_server_in_spawned_workers(tmp_path: Path, python: s
     workers = [each for each in records if "spawn_main" in str(each["argv"])]
     assert len(workers) == (method == "spawn")
     assert all(each["differ"] == ["V_D"] for each in workers)
-
-
-def test_a_start_costs_little(tmp_path: Path) -> None:
-    """Without a bound on the clock of a shared machine: ours may at most double a bare start."""
-
-    def best(path: Path) -> float:
-        times = []
-        for _ in range(7):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", ""], env={"PYTHONPATH": str(path)}, check=True)
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    ours = pysite(tmp_path / "ours", {f"V_{number}": ("x", "force") for number in range(20)})
-    assert best(ours) < 2 * best(shadowed(tmp_path / "empty", ""))

@@ -172,6 +172,7 @@ class _Connection(http.client.HTTPConnection):
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         plain.settimeout(_remaining(self._until))
+        plain.getpeername()  # raises for a peer that has reset; wrap_socket would raise, too, and leave its socket open
         return context.wrap_socket(plain, server_hostname=self.host)
 
 
