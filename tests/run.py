@@ -22,13 +22,15 @@ PROJECT = Path(__file__).resolve().parent.parent
 #: What each session runs: directories and files below tests/, the longest sessions first. Each test is in one of them.
 SESSIONS = (
     ("faults",),
-    ("lab/test_[a-l]*.py",),
-    ("lab/test_[m-z]*.py",),
+    ("lab/test_[a-k]*.py",),
+    ("lab/test_r[a-e]*.py",),
+    ("lab/test_r[f-z]*.py", "lab/test_[s-z]*.py"),
+    ("lab/test_[l-q]*.py",),
     ("unit", "node"),
     ("engines",),
     ("ssh", "systemd"),
 )
-AT_ONCE = 3
+AT_ONCE = 4
 COUNTS = re.compile(
     r"^(?:(?P<kind>[a-z]+) +)?(?P<passed>\d+) passed, (?P<failed>\d+) failed, (?P<skipped>\d+) skipped$"
 )

@@ -18,15 +18,16 @@ from tests.lab.conftest import Box, free_port
 CRASHED, LATE = Exit.CRASHED, Exit.NOT_READY
 
 #: What is injected, how the deploy ends, the cause, and the phase (None: whichever it got to).
+#: The first request of all may be ours: then the log does not speak of a warm-up yet.
 FAILURES: list[tuple[str, Exit, str, str | None]] = [
     ("die:boot", CRASHED, "crashed", "boot"),
     ("die:distributed", CRASHED, "crashed", "distributed"),
     ("die:graphs", CRASHED, "crashed", "graphs"),
     ("die:http", CRASHED, "crashed", None),
-    ("die:warmup", CRASHED, "crashed", "warmup"),
+    ("die:warmup", CRASHED, "crashed", "http or warmup"),
     ("kill:boot", CRASHED, "killed", "boot"),
     ("kill:weights", CRASHED, "host_oom", "weights"),
-    ("kill:warmup", CRASHED, "host_oom", "warmup"),
+    ("kill:warmup", CRASHED, "host_oom", "http or warmup"),
     ("hang:boot", LATE, "stalled", "boot"),
     ("hang:weights", LATE, "stalled", "weights"),
     ("hang:graphs", LATE, "stalled", "graphs"),
@@ -75,7 +76,7 @@ def test_a_failed_start_is_given_its_cause(node: Box, fault: str, code: Exit, ca
     done, failure = failed(node, fault, timeouts={"stall": 8, "ready": 120})
     assert failure["stage"] == "ready", done
     assert failure["cause"] == cause, failure
-    assert phase is None or failure["phase"] == phase, failure
+    assert phase is None or failure["phase"] in phase.split(" or "), failure
     assert done.code == code, done
     assert failure["hint"], failure
     assert failure["message"], failure
