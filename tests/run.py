@@ -22,13 +22,13 @@ PROJECT = Path(__file__).resolve().parent.parent
 #: What each session runs: directories and files below tests/, the longest sessions first. Each test is in one of them.
 SESSIONS = (
     ("faults",),
+    ("engines",),
     ("lab/test_[a-k]*.py",),
     ("lab/test_r[a-e]*.py",),
     ("lab/test_r[f-z]*.py", "lab/test_[s-z]*.py"),
-    ("lab/test_[l-q]*.py",),
     ("unit", "node"),
-    ("engines",),
     ("ssh", "systemd"),
+    ("lab/test_[l-q]*.py",),
 )
 AT_ONCE = 4
 COUNTS = re.compile(
