@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 
-from lamplighter.errors import UsageError
+from lamplighter.errors import LamplighterError, UsageError
 from lamplighter.run.verify import BLOCKS, ERROR, SKIPPED, WARNING, CheckResult
 
 LEVELS = ("blocker", "warning", "off")
@@ -133,17 +133,19 @@ def run_checks(
     settings: Mapping[str, Any] | None = None,
     only: str = "",
     thresholds: frozenset[str] = frozenset(),
+    connect: Callable[[], None] = lambda: None,
 ) -> list[CheckResult]:
     """Run the check files below ``directories`` with these fixtures; return what each found.
 
-    ``settings`` are the inventory's ``checks``; ``thresholds`` the names that roles know. pytest runs in this process:
-    not for several threads at once. Raises UsageError for an ``only`` that is no expression, and KeyboardInterrupt.
+    ``settings`` are the inventory's ``checks``; ``thresholds`` the names that roles know; ``connect`` is called when
+    all checks are collected: a login may travel until then. pytest runs in this process: not for several threads at
+    once. Raises UsageError for an ``only`` that is no expression, KeyboardInterrupt, and what ``connect`` raises.
     """
     settings = settings or {}
     limits = Limits({name: value for name, value in settings.items() if value not in LEVELS})
     levels = {name: value for name, value in settings.items() if value in LEVELS}
     fixtures = _Fixtures(host, subject, ask_facts, limits)
-    collector = _Collector(levels, fixtures, directories)
+    collector = _Collector(levels, fixtures, directories, connect)
     words = [
         *("-c", str(INI), "--rootdir", "/", "--import-mode=importlib"),  # modules are named by their path from there
         # testinfra's own `host` fixture would win, and test the control machine; other plugins are not ours to run
@@ -158,6 +160,8 @@ def run_checks(
         status = pytest.main(words, plugins=plugins)
     if collector.interrupt is not None:
         raise collector.interrupt
+    if collector.trouble is not None:
+        raise collector.trouble
     if status == pytest.ExitCode.USAGE_ERROR and only and collector.is_collected:
         raise UsageError(f"no expression that pytest -k understands: {only}", next_step='write "gpu and not memory"')
     results = collector.results
@@ -275,8 +279,15 @@ class _Alarm:
 class _Collector:
     """Takes down every check's result, at the level that the inventory gives it."""
 
-    def __init__(self, levels: Mapping[str, str], fixtures: _Fixtures, directories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        levels: Mapping[str, str],
+        fixtures: _Fixtures,
+        directories: Sequence[Path],
+        connect: Callable[[], None],
+    ) -> None:
         self._levels = levels
+        self._connect = connect
         self._fixtures = fixtures
         self._directories = directories
         self._known: dict[str, tuple[str, str, str]] = {}  # by node id: name, question, level
@@ -284,6 +295,7 @@ class _Collector:
         self.results: list[CheckResult] = []
         self.is_collected = False
         self.interrupt: BaseException | None = None
+        self.trouble: LamplighterError | None = None
         self.ending = ""
 
     @pytest.hookimpl(tryfirst=True)
@@ -320,6 +332,15 @@ class _Collector:
         if off:
             items[:] = chosen
             config.hook.pytest_deselected(items=off)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool | None:
+        try:
+            self._connect()
+        except LamplighterError as error:
+            self.trouble = error
+            return True  # done: no check is run
+        return None
 
     def _asks_another_host(self, item: pytest.Item) -> bool:
         information = getattr(item, "_fixtureinfo", None)

@@ -59,7 +59,6 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
     from lamplighter.run.backend import NodeBackend
     from lamplighter.run.checks import run_checks
 
-    session.node.open()  # where nobody answers, that is one error, and not one of every check
     asked = _Asked(session, server)
     backend = NodeBackend(session.node)
     try:
@@ -71,6 +70,7 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
             server.checks,
             only,
             _defaults(server, session.project),
+            connect=session.node.open,  # where nobody answers, that is one error, and not one of every check
         )
     finally:
         backend.shell.close()
