@@ -537,7 +537,10 @@ class Node:
         assert self._outer is not None
         if self._outer.poll() is not None:
             raise NodeTrouble(f"it ended with {self._outer.returncode}")
-        return SSH_LISTENS in Path(f"/proc/{self.pid}/net/tcp").read_text()
+        try:
+            return SSH_LISTENS in Path(f"/proc/{self.pid}/net/tcp").read_text()
+        except OSError:  # its PID 1 is gone; the next look finds out how it ended
+            return False
 
     def _plug_in(self) -> None:
         number = self.address.rpartition(".")[2]
