@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaks import Watch
+from tests.needs import REQUIRE_VARIABLE, is_required
 
 pytest_plugins = ["tests.nodes.fixtures", "tests.engines.fixtures"]
 
@@ -30,7 +31,6 @@ KINDS = {
     "perf": "measures",
 }
 DIRECTORIES = {"engines": "engine"}  # where a directory's name is not its kind's
-REQUIRE_VARIABLE = "LAMPLIGHTER_REQUIRE"
 
 Require = Callable[[str, "str | None"], None]
 watch_key = pytest.StashKey[Watch]()
@@ -62,7 +62,7 @@ def require_or_skip(kind: str, reason: str | None) -> None:
     """Skip the test because of ``reason``; fail instead where LAMPLIGHTER_REQUIRE lists ``kind``. No reason: go on."""
     if reason is None:
         return
-    if kind in os.environ.get(REQUIRE_VARIABLE, "").replace(" ", "").split(","):
+    if is_required(kind):
         pytest.fail(f"{REQUIRE_VARIABLE} asks for {kind}, but {reason}", pytrace=False)
     pytest.skip(f"{kind}: {reason}")
 

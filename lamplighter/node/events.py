@@ -57,6 +57,11 @@ class Exit(enum.IntEnum):
     TERMINATED = 143
 
 
+def invocation(verb: str, host: str, server: str, *words: str) -> str:
+    """The whole command line that asks for ``verb``, for a person to paste; the inventory's names need no quotes."""
+    return " ".join(("./inv", verb, "--host", host, "--server", server, *words))
+
+
 # Event names. Each constructor below is the one place where that event's fields are named.
 RUN = "run"
 STAGE_START = "stage_start"

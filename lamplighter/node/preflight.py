@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import shutil
 import subprocess
 import time
 from typing import Any, Iterable, Mapping, Optional
 
-from lamplighter.node import freed
+from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.layout import ServerHome, all_servers, read_json
 from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
@@ -367,7 +366,7 @@ def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: st
     name = siblings.get(claim.process.pid)
     if claim.kind != ownership.STALE or name is None:
         return claim
-    command = f"./inv stop --host {shlex.quote(host)} --server {name}"
+    command = events.invocation("stop", host, name)
     why = f"{claim.why}; it is server {name} of lamplighter: `{command}` ends it"
     return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 

@@ -305,7 +305,7 @@ def _drop_ins(home: ServerHome) -> Dict[str, str]:
 
 def _in_drop_ins(home: ServerHome, deployed: Mapping[str, Any]) -> List[Difference]:
     before = deployed.get("drop_ins")
-    if before is None:  # written down by a lamplighter that did not look
+    if before is None:  # nothing was written down when the release became ready
         return []
     now = _drop_ins(home)
     names = sorted({*before, *now})

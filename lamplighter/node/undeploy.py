@@ -44,7 +44,7 @@ def take_away(run: Run) -> Optional[str]:
             Exit.REFUSED,
             f"{run.plan.name} is still there: {who}",
             cause="serving",
-            hint="give --stop to stop it first, or run `./inv stop`",
+            hint=f"give --stop to stop it first, or run {run.invocation('stop')}",
         )
     unit = systemd.recorded(run.home)
     try:

@@ -73,7 +73,8 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     for name in asked:
         homes.setdefault(name, server_home(root, name))
     wanted = request.get("wanted") or {}
-    found = [_asked(_status_of(homes[name]), homes[name]) for name in sorted(homes) if not asked or name in asked]
+    chosen = [homes[name] for name in sorted(homes) if not asked or name in asked]
+    found = [_asked(_status_of(home, request["host"]), home) for home in chosen]
     if "wanted" in request:
         found = [
             {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
@@ -82,7 +83,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     return {"root": root, "servers": found}
 
 
-def _status_of(home: ServerHome) -> dict[str, Any]:
+def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
     record = launcher.read_record(home)
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
     if record is not None:
@@ -95,7 +96,7 @@ def _status_of(home: ServerHome) -> dict[str, Any]:
             found["state"] = "starting" if now.is_restarting else "stopped"
             found["message"] = _joined(_why_gone(record), now.note)
         elif not record.get("ready"):
-            found["state"], found["message"] = _unconfirmed(home, record)
+            found["state"], found["message"] = _unconfirmed(home, record, host)
         elif not ports.listeners(record["port"]):
             found["state"] = "starting" if now.is_other else "unknown"
             found["message"] = _joined(now.note, f"its process is alive, port {record['port']} has no listener")
@@ -133,11 +134,12 @@ def _last_run(directory: RunDirectory) -> dict[str, Any]:
     return known
 
 
-def _unconfirmed(home: ServerHome, record: dict[str, Any]) -> tuple[str, str]:
+def _unconfirmed(home: ServerHome, record: dict[str, Any], host: str) -> tuple[str, str]:
     """Judge a server that was started and never confirmed: its run is at work, or was killed."""
     if is_at_work(home.run(record["run"])):
         return "starting", "its process is alive and has not been ready yet"
-    killed = f"run {record['run']} was killed before it had confirmed it; `./inv deploy` repairs that"
+    repair = events.invocation("deploy", host, home.name)
+    killed = f"run {record['run']} was killed before it had confirmed it; `{repair}` repairs that"
     if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
         return "serving", killed
     return "starting", f"its process is alive and does not answer yet; {killed}"
@@ -263,7 +265,7 @@ def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
         "root": root,
         "directory": home.path,
         **standing.all_facts(plan, request["engine"], home),
-        "server": _status_of(home),
+        "server": _status_of(home, request["host"]),
         "drift": standing.find_drift(home, request.get("wanted")).to_json(),
     }
 
@@ -292,7 +294,8 @@ def look_before(request: dict[str, Any], root: str) -> Before:
         if not found.differences:
             return Before(_ended("unchanged", Exit.OK, f"{message}; nothing differs", serving))
         first = found.differences[0]
-        hint = f"./inv env --host {request['host']} --server {home.name} shows who overwrote it, and what to do"
+        command = events.invocation("env", request["host"], home.name)
+        hint = f"{command} shows who overwrote it, and what to do"
         message += f"; what differs did so right after its deploy: {first}"
         return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
     verdict = read_json(home.release(digest).verdict) or {}
@@ -314,7 +317,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
 
 
 def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[drift.Difference]) -> list[str]:
-    state = _status_of(home)
+    state = _status_of(home, request["host"])
     if state["run"] is not None:
         return [f"a run is at work: {state['run'].get('id')}"]
     if state["state"] != "serving":

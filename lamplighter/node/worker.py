@@ -122,6 +122,10 @@ class Run:
         self.durations[name] = round(time.monotonic() - began, 3)
         self.emit(events.stage_ended(name, True, self.durations[name], skipped=skipped))
 
+    def invocation(self, verb: str, *words: str) -> str:
+        """The command line that asks for ``verb`` on this server."""
+        return events.invocation(verb, self.request["host"], self.plan.name, *words)
+
     def _unforeseen(self, name: str, error: Exception) -> StageFailure:
         if isinstance(error, OSError) and error.errno in NO_WRITES:
             touched = Exit.NOT_FREED if name in ("stop", "free") else Exit.CRASHED

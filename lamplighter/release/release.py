@@ -6,12 +6,13 @@ the same inventory gives the same digest on every machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,8 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path) -> 
     plan = server_plan(host, server, engine)
     templates = Templates(project, [engine.name, *engine.compiled.get("ancestors", ())])
     what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
-    try:
+    with _located(host):
         digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
-    except InventoryError as error:
-        if error.what.startswith("servers."):
-            error.origin = error.origin or host.origin(error.what.partition(":")[0])
-        raise
     files = _render(plan, digest, templates)
     content = {
         "digest": digest,
@@ -105,20 +102,25 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
     """
     said = server.to_json()
     talk = {name: {"value": value, "mode": "default"} for name, value in NCCL_TALK.items() if server.nccl_proof}
+    with _located(host):
+        argv = list(engine.argv(server))
     return {
         **{key: said[key] for key in PLAN_KEYS},
         "env": {**talk, **said["env"]},
         "served_name": server.served_name or server.model,  # the rule of all our engines
-        "argv": _argv(host, server, engine),
+        "argv": argv,
         "secrets": sorted(server.secrets),
     }
 
 
-def _argv(host: Host, server: Server, engine: Engine) -> list[str]:
+@contextlib.contextmanager
+def _located(host: Host) -> Iterator[None]:
+    """Give an error that begins with the path of a setting (``servers.NAME.env.X: ...``) its file and line."""
     try:
-        return list(engine.argv(server))
+        yield
     except InventoryError as error:
-        error.origin = error.origin or host.origin(error.what.partition(":")[0])
+        if error.what.startswith("servers."):
+            error.origin = error.origin or host.origin(error.what.partition(":")[0])
         raise
 
 

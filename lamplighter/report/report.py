@@ -7,7 +7,6 @@ an exception. Events may come twice (attach repeats them): each (run, seq) count
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +52,6 @@ _NEXT_STEPS = {
     Exit.LOCKED: "run the same command again later",
     Exit.DETACHED: "./inv attach{on} follows the run to its end",
 }
-
-#: A command in a node's hint: the node does not know by what name the inventory knows it.
-_COMMAND = re.compile(
-    r"\./inv (?:attach|cancel|check|deploy|logs|releases|restart|rollback|start|status|stop|undeploy|verify)"
-    r"\b(?! --host)"
-)
 
 #: Stages before the old server is stopped.
 _TOUCHES_NOTHING = events.STAGES[: events.STAGES.index("stop")]
@@ -511,8 +504,7 @@ def _outcome_of(code: int) -> str:
 
 def _with_next_step(part: ServerReport, on: str) -> ServerReport:
     step = next((step for code, step in _NEXT_STEPS.items() if code == part.exit_code), "")
-    hint = _COMMAND.sub(lambda found: found[0] + on, part.hint) if part.hint else step.format(on=on)
-    return dataclasses.replace(part, hint=hint)
+    return part if part.hint else dataclasses.replace(part, hint=step.format(on=on))
 
 
 def _from_error(error: LamplighterError) -> ServerReport:

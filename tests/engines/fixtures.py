@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.place import HERE, TRANSFORMERS, VLLM, NotBuildable, cache_directory, made
+from tests.engines.place import HERE, TRANSFORMERS, VLLM, Environment, NotBuildable, cache_directory, made
+from tests.needs import is_required
 
 Require = Callable[[str, "str | None"], None]
 
@@ -17,20 +17,20 @@ Require = Callable[[str, "str | None"], None]
 @pytest.fixture(scope="session")
 def transformers_engine(require: Require) -> Path:
     """A virtual environment whose bin/transformers can serve on the CPU; nodes see it at the same path."""
-    try:
-        return made(TRANSFORMERS)
-    except NotBuildable as reason:
-        require("engine", str(reason))
-        raise
+    return environment(TRANSFORMERS, require)
 
 
 @pytest.fixture(scope="session")
 def vllm_engine(require: Require) -> Path:
     """The same for vLLM. It is large: where LAMPLIGHTER_REQUIRE does not list ``engine``, it is used if it is there."""
-    if "engine" not in os.environ.get("LAMPLIGHTER_REQUIRE", "").split(",") and not VLLM.is_made:
+    if not VLLM.is_made and not is_required("engine"):
         require("engine", "vLLM is not there: python -m tests.engines.place vllm")
+    return environment(VLLM, require)
+
+
+def environment(wanted: Environment, require: Require) -> Path:
     try:
-        return made(VLLM)
+        return made(wanted)
     except NotBuildable as reason:
         require("engine", str(reason))
         raise

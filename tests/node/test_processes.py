@@ -101,7 +101,6 @@ def test_a_name_with_brackets_and_numbers_does_not_shift_the_fields(start) -> No
 
 
 def test_a_title_written_over_the_arguments_is_the_title(start) -> None:
-    pytest.importorskip("setproctitle")
     code = "import setproctitle, time; setproctitle.setproctitle('sglang::scheduler_TP0'); print('up'); time.sleep(60)"
     process = processes.read_process(start(code, "x" * 40).pid)
     assert process is not None

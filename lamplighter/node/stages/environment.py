@@ -164,4 +164,4 @@ def _give_back(run: Run, keep: Collection[interpreter.Place]) -> None:
         for path in interpreter.remove(run.home, keep):
             run.progress(f"{path}: what this release does not need is taken out again")
     except (interpreter.Refused, lock.Locked, OSError) as error:
-        run.warn(f"a start-up file that is not needed stays: {error}", "`./inv undeploy` removes it")
+        run.warn(f"a start-up file that is not needed stays: {error}", f"{run.invocation('undeploy')} removes it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Optional
 
-from lamplighter.node import preflight
+from lamplighter.node import events, preflight
 from lamplighter.node.act import files, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import read_json
@@ -84,13 +84,14 @@ def _take(run: Run, what: str, path: str, until: float) -> None:
         run.locks.append(lock.acquire(what, path, max(0.0, until - time.monotonic()), run.heed))
     except lock.Locked as locked:
         other = locked.holder
+        theirs = events.invocation("attach", run.request["host"], other.get("server") or run.plan.name)
         age = f"{time.time() - float(other['since']):.0f} s ago" if "since" in other else "at an unknown time"
         raise StageFailure(
             Exit.LOCKED,
             f"{what} is locked by run {other.get('run', '?')} of {other.get('by', '?')}, begun {age}, "
             f"at stage {other.get('stage', '?')}",
             cause="locked",
-            hint="wait for it (./inv attach shows it live), or give --wait SECONDS",
+            hint=f"wait for it ({theirs} shows it live), or give --wait SECONDS",
         ) from locked
     except OSError as error:
         raise StageFailure(

@@ -60,12 +60,13 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
     )
     explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
     diagnosis = explained.diagnosis
+    whole_log = run.invocation("logs", "--run", run.directory.run_id)
     return StageFailure(
         Exit.CRASHED if verdict.crashed else Exit.NOT_READY,
         verdict.message,
         cause=diagnosis.cause,
         evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
-        hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: ./inv logs --run {run.directory.run_id}",
+        hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: {whole_log}",
         phase=diagnosis.phase,
         rank=diagnosis.rank,
         notes=list(explained.notes),

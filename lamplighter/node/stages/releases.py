@@ -87,7 +87,7 @@ def use_earlier_release(run: Run) -> Optional[str]:
                 Exit.REFUSED,
                 f"{problem} of {run.plan.name} {begin} with {wanted!r}",
                 evidence=f"on the node: {known}",
-                hint="./inv releases lists them",
+                hint=f"{run.invocation('releases')} lists them",
             )
         release = matching[0]
     else:
@@ -97,7 +97,7 @@ def use_earlier_release(run: Run) -> Optional[str]:
             raise StageFailure(
                 Exit.REFUSED,
                 f"there is no earlier good release of {run.plan.name} to roll back to",
-                hint="deploy one first; ./inv status shows what serves",
+                hint=f"deploy one first; {run.invocation('status')} shows what serves",
             )
         release = others[0]
     use(run, release)
@@ -111,7 +111,9 @@ def use_current_release(run: Run) -> Optional[str]:
         raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} has ever become ready here", hint="deploy it")
     if run.request["verb"] == "start" and preflight.what_serves(run.home) is not None:
         raise StageFailure(
-            Exit.REFUSED, f"{run.plan.name} is serving already", hint="./inv restart or ./inv deploy replaces it"
+            Exit.REFUSED,
+            f"{run.plan.name} is serving already",
+            hint=f"{run.invocation('restart')} starts it anew; {run.invocation('deploy')} replaces it",
         )
     use(run, release)
     return None
