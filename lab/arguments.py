@@ -17,6 +17,7 @@ LIST is ``KIND[:PHASE][@RANK]``, separated by commas; PHASE is one of PHASES, RA
     oom[:PHASE]     torch.OutOfMemoryError, by default while the KV cache is allocated
     nccl            an NCCL variable that NCCL cannot parse (a really bad NCCL_PROTO or NCCL_ALGO does the same)
     port-in-use     the port counts as taken (a really taken one does the same)
+    bind-early      has the port bound from its first moment on, and listens when all is loaded, as vLLM does
     mute            listens, answers /v1/models, never generates, never gets ready
     wrong-model     serves under another name than asked
     ignore-term     launcher and workers ignore SIGTERM
@@ -47,6 +48,7 @@ KINDS = {
     "oom": "kv_cache",
     "nccl": "distributed",
     "port-in-use": "http",
+    "bind-early": "boot",
     "mute": "warmup",
     "wrong-model": "http",
     "ignore-term": "boot",

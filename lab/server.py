@@ -57,15 +57,19 @@ def main(words: Sequence[str]) -> int:
     arguments = parse(words, os.environ)
     if arguments.fault("ignore-term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # workers inherit that
-    _boot(arguments)
-    _set_environment(arguments)
-    launcher = Launcher(arguments)
-    signal.signal(signal.SIGQUIT, launcher.on_child_failed)
-    launcher.start_workers()
-    try:
-        return Front(arguments, launcher, launcher.await_workers()).run()
-    finally:
-        launcher.kill_children(include_parent=False)
+    with socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET) as early:
+        if arguments.fault("bind-early"):
+            early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            early.bind((arguments.host, arguments.port))
+        _boot(arguments)
+        _set_environment(arguments)
+        launcher = Launcher(arguments)
+        signal.signal(signal.SIGQUIT, launcher.on_child_failed)
+        launcher.start_workers()
+        try:
+            return Front(arguments, launcher, launcher.await_workers()).run()
+        finally:
+            launcher.kill_children(include_parent=False)
 
 
 def _boot(arguments: Arguments) -> None:

@@ -54,14 +54,17 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
 
     ``host`` is how the inventory calls this node, for commands that a person can paste.
     """
+    port = _look_at_port(plan)
+    verdict = _settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
+    # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
     claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
     findings = [
         *_interpreter(plan),
         *_engine_version(plan, engine),
         *_model(plan),
-        *_port(plan, claims),
+        *_port(plan, home, port, claims),
         *_space(home),
-        *_gpus(plan, home, resolved, claims),
+        *_gpus(plan, home, resolved, verdict, claims),
         *_launcher(plan, home),
         *_restarters(find_restarters(plan, home, claims)),
         *_adoption(plan, home, claims),
@@ -148,21 +151,51 @@ def _model(plan: Plan) -> Iterable[Finding]:
         )
 
 
-def _port(plan: Plan, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
-    owners = {pid for listener in ports.listeners(plan.port) for pid in listener.pids}
-    strangers = [claim for claim in claims if claim.process.pid in owners and not claim.may_be_stopped]
+@dataclasses.dataclass(frozen=True)
+class _PortLook:
+    """Whether the port can be bound, and the pids that listened there a moment later."""
+
+    check: ports.PortCheck
+    owners: frozenset[int]
+
+
+def _look_at_port(plan: Plan) -> _PortLook:
+    check = ports.can_bind(plan.host, plan.port)
+    return _PortLook(check, frozenset(ports.owners(plan.port)))
+
+
+def _port(plan: Plan, home: ServerHome, look: _PortLook, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
+    strangers = [claim for claim in claims if claim.process.pid in look.owners and not claim.may_be_stopped]
+    starting = [] if look.owners or not look.check.silent else _may_have_bound(plan, home, claims)
     hint = f"end it, choose another servers.{plan.name}.port, or list its name in stale.kill"
     if strangers:
         message = f"port {plan.port} is taken by a process that is not ours"
         yield Finding("port_in_use", "error", message, "; ".join(map(str, strangers)), hint)
-    elif not (check := ports.can_bind(plan.host, plan.port)).free and not owners:
+    elif look.owners:
+        yield Finding("port", "ok", f"port {plan.port} is held by what will be stopped", _pids(look.owners))
+    elif starting:
+        message = f"port {plan.port} is held, as by what is still starting and will be stopped"
+        yield Finding("port", "ok", message, f"{look.check.reason}; {_pids(starting)}")
+    elif not look.check.free:
         message = f"port {plan.port} on {plan.host} cannot be bound"
-        yield Finding("port_in_use", "error", message, check.reason, hint)
-    elif owners:
-        pids = ", ".join(map(str, sorted(owners)))
-        yield Finding("port", "ok", f"port {plan.port} is held by what will be stopped", f"pid {pids}")
+        yield Finding("port_in_use", "error", message, look.check.reason, hint)
     else:
-        yield Finding("port", "ok", f"port {plan.port} is free", check.reason)
+        yield Finding("port", "ok", f"port {plan.port} is free", look.check.reason)
+
+
+def _may_have_bound(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[int]:
+    """Return the pids, of what will be stopped, that may have bound the port without listening yet.
+
+    facts: whose such a socket is, nothing in /proc tells; vLLM has one from its first seconds to the end of its load.
+    """
+    record = launcher.read_record(home) or {}  # none: the run was killed before it wrote one
+    is_elsewhere = record.get("port", plan.port) != plan.port
+    kinds = (ownership.STALE,) if is_elsewhere else (ownership.OURS, ownership.STALE)
+    return [claim.process.pid for claim in claims if claim.kind in kinds]
+
+
+def _pids(pids: Iterable[int]) -> str:
+    return f"pid {', '.join(map(str, sorted(pids)))}"
 
 
 def _space(home: ServerHome) -> Iterable[Finding]:
@@ -190,21 +223,24 @@ def _free_bytes(path: str) -> int:
 
 
 def _gpus(
-    plan: Plan, home: ServerHome, resolved: gpus.Resolved, claims: Iterable[ownership.Claim]
+    plan: Plan,
+    home: ServerHome,
+    resolved: gpus.Resolved,
+    verdict: Optional[gpus.Verdict],
+    claims: Iterable[ownership.Claim],
 ) -> Iterable[Finding]:
-    if not plan.uses_gpus:
-        yield Finding("gpus", "ok", "the server uses no GPU (gpus: [])")
-        return
     if resolved.error is not None:
         hint = f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
         yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
         return
+    if verdict is None:
+        yield Finding("gpus", "ok", "the server uses no GPU (gpus: [])")
+        return
     uuids = resolved.uuids
-    verdict = _settled_verdict(plan, home, uuids)
     claims = tuple(claims)
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
-    foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys()]
+    foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys() and processes.is_pid_alive(pid)]
     wanting = gpus.recovery_trouble(uuids)
     if wanting is not None:
         hint = "do that on the node first; until then every answer about this GPU may be wrong"

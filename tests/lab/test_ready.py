@@ -43,7 +43,7 @@ FAILURES: list[tuple[str, Exit, str, str | None]] = [
     ("wrong-model", LATE, "wrong_model", None),
 ]
 #: Switches that keep nothing from becoming ready.
-HARMLESS = {"slow", "ignore-term", "slow-release"}
+HARMLESS = {"slow", "ignore-term", "slow-release", "bind-early"}
 
 
 def test_every_switch_of_the_lab_is_tried() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
+from lamplighter.node.observe import ports
 from tests.lab.conftest import Box
 
 
@@ -132,13 +133,7 @@ def test_interrupted_before_a_run_began_is_130(box: Box) -> None:
 def test_a_killed_run_is_shown_and_repaired(box: Box) -> None:
     box.deploy()
     box.configure(args={"lab-fail": "hang:weights"})
-    with box.driver.started("deploy", "--json", "--host", "box") as process:
-        event = wait_for_stage(process, "ready")
-        status = status_of(box)
-        assert (status["run"]["id"], status["run"]["stage"]) == (event["run"], "ready")
-        worker = json.loads((box.state / "runs" / event["run"] / "worker.json").read_text())
-        os.kill(worker["pid"], signal.SIGKILL)
-        assert process.wait(30) == Exit.INTERNAL
+    event = kill_at_ready(box)
     status = status_of(box)
     assert status["run"] is None
     assert (status["last_run"]["id"], status["last_run"]["state"]) == (event["run"], "killed")
@@ -149,6 +144,41 @@ def test_a_killed_run_is_shown_and_repaired(box: Box) -> None:
     assert shown.server("box", "demo")["cause"] == "abandoned"
     assert not box.serves()
     assert box.run("start", "--json").code == Exit.OK
+
+
+def kill_at_ready(box: Box) -> dict[str, Any]:
+    """Deploy, and kill the worker while the new server loads; the event that began the stage."""
+    with box.driver.started("deploy", "--json", "--host", "box") as process:
+        event = wait_for_stage(process, "ready")
+        status = status_of(box)
+        assert (status["run"]["id"], status["run"]["stage"]) == (event["run"], "ready")
+        worker = json.loads((box.state / "runs" / event["run"] / "worker.json").read_text())
+        os.kill(worker["pid"], signal.SIGKILL)
+        assert process.wait(30) == Exit.INTERNAL
+    return event
+
+
+def test_a_server_of_a_killed_run_that_has_bound_its_port_and_loads_is_replaced(box: Box) -> None:
+    box.configure(args={"lab-fail": "bind-early,hang:weights"})
+    kill_at_ready(box)
+    assert not ports.listeners(box.port)
+    assert not ports.is_free("127.0.0.1", box.port)
+    checked = box.run("check", "--json")
+    assert checked.code == Exit.OK, checked
+    box.configure(args={"lab-fail": "bind-early"})
+    deployed = box.deploy()
+    assert deployed.server("box", "demo")["outcome"] == "deployed"
+
+
+def test_a_stranger_who_has_bound_the_port_is_in_the_way(box: Box) -> None:
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", box.port))
+        refused = box.run("deploy", "--json")
+    assert refused.code == Exit.REFUSED
+    error = refused.server("box", "demo")
+    assert error["cause"] == "port_in_use"
+    assert "without listening" in error["evidence"]
 
 
 def status_of(box: Box) -> dict[str, Any]:

@@ -46,10 +46,14 @@ class Listener:
 
 @dataclass(frozen=True)
 class PortCheck:
-    """Whether a server could bind; ``reason`` says why not, or what was noticed although it can."""
+    """Whether a server could bind; ``reason`` says why not, or what was noticed although it can.
+
+    ``silent``: a socket is in the way that is bound and does not listen. Nothing tells whose it is.
+    """
 
     free: bool
     reason: str = ""
+    silent: bool = False
 
 
 def listeners(port: Optional[int] = None, among: Optional[Collection[int]] = None) -> Tuple[Listener, ...]:
@@ -136,7 +140,7 @@ def can_bind(host: str, port: int) -> PortCheck:
     for family, _, _, _, address in dict.fromkeys(found):
         problem = _try_bind(family, address, reuse=True)
         if problem == errno.EADDRINUSE:
-            return PortCheck(False, _who_has(port))
+            return _who_has(port)
         if problem == errno.EADDRNOTAVAIL:
             return PortCheck(False, f"{address[0]} is not an address of this node")
         if problem == errno.EACCES:
@@ -147,7 +151,7 @@ def can_bind(host: str, port: int) -> PortCheck:
             return PortCheck(False, f"{address[0]} port {port}: {os.strerror(problem)}")
         if _try_bind(family, address, reuse=False) == errno.EADDRINUSE:
             if not _has_lingering(port):
-                return PortCheck(False, f"a process is bound to port {port} without listening yet")
+                return PortCheck(False, f"a process is bound to port {port} without listening yet", silent=True)
             lingering = True
     return PortCheck(True, f"connections of an earlier server linger on port {port}" if lingering else "")
 
@@ -158,14 +162,14 @@ def probe_host(host: str) -> str:
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bare, bare)  # noqa: S104 (compared, not bound)
 
 
-def _who_has(port: int) -> str:
+def _who_has(port: int) -> PortCheck:
     held = listeners(port)
     if not held:
-        return f"a process is bound to port {port}"
+        return PortCheck(False, f"a process is bound to port {port}", silent=True)
     table = {pid: processes.read_process(pid) for listener in held for pid in listener.pids}
     names = [f"pid {pid} ({process.title})" for pid, process in sorted(table.items()) if process is not None]
     users = sorted({processes.user_name(listener.uid) for listener in held})
-    return f"port {port} is in use by " + (", ".join(names) or f"a process of {', '.join(users)}")
+    return PortCheck(False, f"port {port} is in use by " + (", ".join(names) or f"a process of {', '.join(users)}"))
 
 
 def _bare(host: str) -> str:

@@ -1,0 +1,115 @@
+"""The look before anything is touched, while a server of ours is still starting: it takes its port at some moment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamplighter.node import preflight
+from lamplighter.node.layout import RunDirectory, ServerHome
+from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.plan import Plan
+from tests.node.living import Living, until
+
+#: Binds a port, says which in a file, and listens when another file is there.
+STARTING = """
+import os, socket, sys, time
+told, may_listen = sys.argv[1:]
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", 0))
+with open(told + ".new", "w") as file:
+    file.write(str(server.getsockname()[1]))
+os.rename(told + ".new", told)
+while not os.path.exists(may_listen):
+    time.sleep(0.001)
+server.listen()
+time.sleep(600)
+"""
+
+
+class Starting:
+    """A server of ours that has bound its port and does not listen yet."""
+
+    def __init__(self, living: Living, directory: Path, runner: str) -> None:
+        self.home = ServerHome(str(directory / "demo"))
+        run = RunDirectory(f"{self.home.runs}/20261129T120000Z-abcdef")
+        launch = run.launch("new")
+        Path(launch.directory).mkdir(parents=True)
+        self._told, self._may_listen = directory / "port", directory / "listen"
+        words = [sys.executable, "-I", "-S", "-c", STARTING, str(self._told), str(self._may_listen)]
+        self.pid = living.launch(words, launch, runner).main.pid
+        assert until(self._told.exists)
+        self.port = int(self._told.read_text())
+        self.record(self.port)
+
+    def record(self, port: int) -> None:
+        Path(self.home.record).write_text(json.dumps({"boot_id": processes.boot_id(), "port": port}))
+
+    def listen(self) -> None:
+        self._may_listen.touch()
+        assert until(lambda: self.pid in ports.owners(self.port))
+
+    def plan(self) -> Plan:
+        data: dict[str, Any] = {
+            "name": "demo", "engine": "demo", "engine_version": None, "model": "tiny", "served_name": "tiny",
+            "host": "127.0.0.1", "port": self.port, "gpus": [], "python": sys.executable, "argv": [], "env": {},
+            "launcher": "detached", "stale": {"policy": "engine", "kill": []}, "allow": [], "keep_releases": 5,
+            "timeouts": {"stop": 5, "free": 5, "ready": 60}, "gpus_unified": "refuse",
+            "sitecustomize": {"scope": "server"},
+        }  # fmt: skip
+        return Plan.load(data)
+
+    def findings(self) -> dict[str, preflight.Finding]:
+        found = preflight.examine(self.plan(), {}, self.home, gpus.Resolved(()), "gpu1")
+        return {finding.id: finding for finding in found.findings}
+
+
+@pytest.fixture
+def starting(living: Living, tmp_path: Path, runner_home: str) -> Starting:
+    return Starting(living, tmp_path, runner_home)
+
+
+def and_then(act: Callable[[], None], question: Callable[..., Any]) -> Callable[..., Any]:
+    """``question``, right after whose answer ``act`` happens, the first time."""
+    acts = [act]
+
+    def asked(*arguments: Any) -> Any:
+        answer = question(*arguments)
+        if acts:
+            acts.pop()()
+        return answer
+
+    return asked
+
+
+def test_a_port_that_ours_has_bound_is_no_obstacle(starting: Starting) -> None:
+    finding = starting.findings()["port"]
+    assert finding.level == "ok"
+    assert str(starting.pid) in finding.evidence
+
+
+def test_nor_where_its_run_was_killed_before_it_wrote_a_record(starting: Starting) -> None:
+    Path(starting.home.record).unlink()
+    assert starting.findings()["port"].level == "ok"
+
+
+@pytest.mark.parametrize("moment", ["can_bind", "owners"])
+def test_nor_one_on_which_it_begins_to_listen_meanwhile(
+    starting: Starting, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(ports, moment, and_then(starting.listen, getattr(ports, moment)))
+    assert starting.findings()["port"].level == "ok"
+    assert starting.pid in ports.owners(starting.port)
+
+
+def test_a_port_bound_by_a_stranger_is_refused_though_ours_runs_on_another(starting: Starting) -> None:
+    starting.record(starting.port + 1)
+    finding = starting.findings()["port_in_use"]
+    assert finding.level == "error"
+    assert "without listening" in finding.evidence
