@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
+import threading
 import time
 from typing import Any
 
@@ -18,7 +19,7 @@ import testinfra.backend.base
 
 from lamplighter.errors import ContactLost, LamplighterError
 from lamplighter.run.become import sudo_refusal
-from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout
+from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout, prompt_threads
 
 COMMAND_SECONDS = 60.0
 #: Bytes of a command's output that are taken, the rest of this machine's memory being for others.
@@ -43,7 +44,8 @@ class TooMuchOutput(ContactLost):
 class Shell:
     """One ``/bin/sh`` on the node that runs commands one after another, each in a shell of its own.
 
-    ``commands`` counts them. A command that does not end in time costs its shell; the next one gets another.
+    ``commands`` counts them. A command that does not end in time costs its shell; the next one gets another. One thread
+    at a time runs commands; only `begin` has one of its own.
     """
 
     def __init__(self, node: Node) -> None:
@@ -53,25 +55,47 @@ class Shell:
         self._mark = b""
         self._out = bytearray()
         self._err = bytearray()
+        self._beginning: threading.Thread | None = None
         self.commands = 0
         #: What ended the conversation for good; every later command fails with it.
         self.broken: LamplighterError | None = None
+
+    def begin(self) -> None:
+        """Log in, where that is not done, and begin beside whatever the caller has to do before the first command."""
+        self._beginning = threading.Thread(target=self._begin_beside, name=f"shell of {self._node.name}", daemon=True)
+        self._beginning.start()
+
+    def open(self) -> None:
+        """Wait until the shell is asked for. Raises what keeps the login, or a channel, from being had."""
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            beginning.join()
+        if self.broken is not None:
+            raise self.broken
+        if self._channel is None:
+            self._open()
+
+    def _begin_beside(self) -> None:
+        try:
+            self._node.open()
+            with prompt_threads():
+                self._open()
+        except LamplighterError as error:
+            self.broken = error
 
     def run(self, command: str, timeout: float = COMMAND_SECONDS) -> CommandResult:
         """Run ``command`` with ``/bin/sh -c``, without input.
 
         Raises CommandTimedOut, TooMuchOutput, ContactLost, Unreachable.
         """
-        if self.broken is not None:
-            raise self.broken
         self.commands += 1
         try:
-            fresh = self._channel is None
-            channel = self._channel or self._open()
-            channel.write(self._line(command))
-            if fresh:
-                self._await_beginning(channel)
-            return self._result(channel, command, timeout)
+            self.open()
+            assert self._channel is not None
+            self._channel.write(self._line(command))
+            if not self._pid:
+                self._await_beginning(self._channel)
+            return self._result(self._channel, command, timeout)
         except (CommandTimedOut, TooMuchOutput):
             self._give_up()
             raise
@@ -89,18 +113,21 @@ class Shell:
             self._channel.close_write()
             self._channel.close()
         self._channel = None
+        self._pid = 0
         self._out.clear()
         self._err.clear()
 
-    def _open(self) -> Channel:
-        """Open the channel, and have the shell say when it begins: rc files may have written before."""
+    def _open(self) -> None:
+        """Open the channel, and have the shell say when it begins: rc files may have written before.
+
+        Its word is waited for together with the first command's, which travels with it.
+        """
         self._mark = f"lamplighter-{secrets.token_hex(12)}".encode()
         self._channel = channel = self._node.stream(self._node.wrap("exec /bin/sh"))
         mark = self._mark.decode()
         channel.write(
             f"LC_ALL=C; export LC_ALL; printf '%s begin %d\\n' {mark} $$; printf '%s begin\\n' {mark} >&2\n".encode()
         )
-        return channel
 
     def _line(self, command: str) -> bytes:
         mark = self._mark.decode()
@@ -167,7 +194,7 @@ class Shell:
 
     def _give_up(self) -> None:
         """Kill the shell with what hangs in it, by way of another one."""
-        pid, self._pid = self._pid, 0
+        pid = self._pid
         self.close()
         if pid:
             self.run(f"{KILL_TREE} {pid}", START_SECONDS)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,9 @@ WRITE_TIMEOUT = 30.0
 EXIT_LAG = 5.0
 #: Bytes of a command's stderr that are kept, the newest.
 STDERR_LIMIT = 64 * 1024
+
+#: How long a busy thread goes on while another one wants to.
+PROMPT_SECONDS = 0.0002
 
 _CHUNK = 32 * 1024
 
@@ -122,7 +126,8 @@ class Node:
 
     def _log_in_beside(self) -> None:
         try:
-            self._log_in()
+            with prompt_threads():
+                self._log_in()
         except BaseException as error:
             self._trouble = error
         if self._is_closed:  # given up meanwhile, by Ctrl-C
@@ -244,6 +249,20 @@ class Node:
         with _usage_errors(self.name):
             # lazy: a stray ~/.fabric.yaml or FABRIC_* variable has no say in where we connect.
             return fabric.Config(ssh_config=paramiko.SSHConfig.from_text(text), lazy=True)
+
+
+@contextlib.contextmanager
+def prompt_threads() -> Iterator[None]:
+    """Let a thread that has been waiting for the wire go on at once while another one is busy with imports.
+
+    facts: by default it waits 5 ms each time, and the threads of a login change hands some 20 times.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(PROMPT_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 class Channel:

@@ -1,7 +1,7 @@
 """Verifying a server: the checks of its roles and of the inventory, what they mean for a deploy, and JUnit XML.
 
 The checks themselves are run by `lamplighter.run.checks`, which is imported when they begin: pytest takes half a second
-to import, and a login travels meanwhile.
+to import, and meanwhile the login travels and a shell begins.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
 
     ``only`` is a pytest ``-k`` expression. Raises LamplighterError when the node cannot be asked.
     """
-    import testinfra.host
-
     from lamplighter.run.backend import NodeBackend
-    from lamplighter.run.checks import run_checks
 
     asked = _Asked(session, server)
     backend = NodeBackend(session.node)
+    backend.shell.begin()
     try:
+        import testinfra.host
+
+        from lamplighter.run.checks import run_checks
+
         results = run_checks(
             testinfra.host.Host(backend),
             _subject(session, server, asked),
@@ -70,7 +72,7 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
             server.checks,
             only,
             _defaults(server, session.project),
-            connect=session.node.open,  # where nobody answers, that is one error, and not one of every check
+            connect=backend.shell.open,  # where nobody answers, that is one error, and not one of every check
         )
     finally:
         backend.shell.close()
