@@ -64,6 +64,8 @@ LONGEST_SETTLE_SECONDS = 60.0
 #: So many times in a row must the engine say after its ready line that it is unwell.
 VETOES = 2
 TAIL_LINES = 15
+#: Who has had the port for so long is no process of ours that was not known yet.
+STRANGER_SECONDS = 2.0
 #: A launcher that ends so long after one of its workers has followed it; one that kills its workers ends at once.
 FOLLOWED_SECONDS = 0.1
 
@@ -116,15 +118,17 @@ def watch(
     progress: Callable[..., None],
     heed: Callable[[], None] = lambda: None,
     *,
+    warn: Callable[[str, str], None] = lambda message, hint: None,
     uuids: Sequence[str] = (),
     starts: Sequence[Start] = (),
 ) -> Ready | NotReady:
     """Wait until the launched server is ready, has died or stalled, or ``plan.timeouts.ready`` seconds are over.
 
-    ``heed`` is called in every round; what it raises ends the watch. ``uuids``: GPUs whose memory is followed;
-    ``starts``: earlier ones, for an estimate.
+    ``heed`` is called in every round; what it raises ends the watch. ``warn`` is told, with a hint, what a person can
+    still mend. ``uuids``: GPUs whose memory is followed; ``starts``: earlier ones, for an estimate.
     """
-    with contextlib.closing(_Watch(plan, engine, launch, launched, api_key, progress, uuids, starts)) as watching:
+    watched = _Watch(plan, engine, launch, launched, api_key, progress, warn, uuids, starts)
+    with contextlib.closing(watched) as watching:
         while True:
             heed()
             verdict = watching.look(time.monotonic())
@@ -142,6 +146,7 @@ class _Watch:
         launched: Launched,
         api_key: Optional[str],
         progress: Callable[..., None],
+        warn: Callable[[str, str], None],
         uuids: Sequence[str],
         starts: Sequence[Start],
     ) -> None:
@@ -165,6 +170,9 @@ class _Watch:
         self.hide = _Hider(api_key)
         self.teller = _Teller(progress, self.hide, starts, now)
         self.port = Port(False, ())
+        self._warn = warn
+        self._others_since: Optional[float] = None
+        self._is_warned = False
         self._inodes: frozenset[int] = frozenset()
         self._ours_since = 0.0
         self._fatal_at: Optional[float] = None
@@ -344,8 +352,16 @@ class _Watch:
         )
 
     def _someone_else(self, now: float) -> Optional[NotReady]:
-        """The ready line is out, and the port is another's: the warm-up, and every probe, asked that one."""
-        if self._ready_line_at is None or not self.port.others or now - self._ready_line_at < self.settle:
+        """The port is another's: said once; when the ready line is out, the warm-up and every probe asked that one."""
+        if not self.port.others:
+            self._others_since = None
+            return None
+        self._others_since = self._others_since or now
+        if not self._is_warned and now - self._others_since >= STRANGER_SECONDS:
+            self._is_warned = True
+            message = f"port {self.plan.port} was taken by {self.port} while the server starts"
+            self._warn(message, "end that process now, or the server will not get its port")
+        if self._ready_line_at is None or now - self._ready_line_at < self.settle:
             return None
         message = f"it says that it is ready, but port {self.plan.port} is answered by {self.port}"
         return self._not_ready(False, message, "port_in_use", f"port {self.plan.port}: {self.port}")

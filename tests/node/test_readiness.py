@@ -107,6 +107,7 @@ class Start:
         self.port = free_port()
         self.launch = LaunchFiles(str(directory), "new")
         self.told: list[dict[str, Any]] = []
+        self.warned: list[tuple[str, str]] = []
         self._living = living
         self.log = Path(self.launch.log)
         with self.log.open("wb") as output:
@@ -147,10 +148,13 @@ class Start:
         def progress(message: str, **fields: Any) -> None:
             self.told.append({"message": message, **fields})
 
+        def warn(*words: str) -> None:
+            self.warned.append((words[0], words[1]))
+
         def run() -> None:
             try:
-                launched = Launched(self.main, None)
-                found = readiness.watch(plan, {**ENGINE, **(engine or {})}, self.launch, launched, api_key, progress)
+                looks, launched = {**ENGINE, **(engine or {})}, Launched(self.main, None)
+                found = readiness.watch(plan, looks, self.launch, launched, api_key, progress, warn=warn)
                 self.verdicts.append(found)
             except BaseException as error:
                 self.verdicts.append(error)
@@ -234,9 +238,12 @@ def test_a_stale_server_on_the_port_is_not_ours(start: Start, living: Living, tm
     other.do(f"serve({start.port})")
     assert until(lambda: b"serving" in other.log.read_bytes())
     start.watch()
-    assert start.is_undecided(0.8)  # it may go away yet
+    assert until(lambda: start.warned)  # while it loads: that one may go away yet
+    assert f"was taken by pid {other.child.pid}" in start.warned[0][0]
+    assert not start.verdicts
     start.say("ready to gallop")
     found = start.failed("port_in_use")
+    assert len(start.warned) == 1
     assert f"pid {other.child.pid}" in found.diagnosis.evidence
     assert not found.crashed
 

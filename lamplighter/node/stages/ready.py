@@ -25,6 +25,7 @@ def wait_until_ready(run: Run) -> Optional[str]:
         find_api_key(run.plan, run.engine, run.release),
         run.progress,
         run.heed,
+        warn=run.warn,
         uuids=run.uuids,
         starts=starts,
     )
