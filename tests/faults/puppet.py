@@ -3,7 +3,7 @@
 ``puppet.py ORDER RUNNER worker`` stands in for ``python3 -I -S RUNNER worker``. ORDER is a JSON file:
 
     {"hold": STAGE, "held": FILE}   stop at the beginning of STAGE, make FILE, go on when ORDER is gone
-    ... "jump": SECONDS             afterwards the worker's wall clock is off by that much
+    ... "jump": SECONDS             from then on the worker's wall clock is off by that much (libfaketime)
     {"kill": N}                     SIGKILL oneself right before the N-th checkpoint
     {"count": FILE}                 write the checkpoints of a whole run into FILE, one a line
 
@@ -13,13 +13,17 @@ Between two of them a kill leaves nothing new behind. Standard library only: it 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 
+#: Read by libfaketime at each look at the clock: what it is off by.
+CLOCK = "FAKETIME_TIMESTAMP_FILE"
 FILE_OPERATIONS = ("rename", "replace", "fsync", "fdatasync", "symlink", "mkdir", "rmdir", "unlink", "ftruncate")
 
 
@@ -35,6 +39,8 @@ def main() -> None:
             order = json.load(file)
     except OSError:
         order = {}
+    if "jump" in order:
+        live_under_faketime(order["held"] + ".clock")
     if "hold" in order:
         hold(worker, order, order_file)
     elif order:
@@ -48,6 +54,37 @@ def main() -> None:
     node.main()
 
 
+def faketime():
+    """Return the library's path, None where it is not installed."""
+    return next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None)
+
+
+def live_under_faketime(clock) -> None:
+    """Have a wall clock that follows the file ``clock``; the monotonic one goes on as it is."""
+    if CLOCK not in os.environ:
+        set_clock(clock, 0)
+        asked = {CLOCK: clock, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **asked, "LD_PRELOAD": faketime()})
+    # libfaketime 0.9.10 refuses the sleeps of Python 3.11 that are over at once: so ours is another, and children,
+    # the stand-in for nvidia-smi among them, have the machine's clock.
+    time.sleep = lambda seconds: select.select([], [], [], seconds)
+    del os.environ["LD_PRELOAD"]
+
+
+def set_clock(clock, seconds) -> None:
+    with open(clock + ".new", "w") as file:
+        file.write(f"{seconds:+d}")
+    os.replace(clock + ".new", clock)
+
+
+def jump(seconds) -> None:
+    before = time.time(), time.monotonic()
+    set_clock(os.environ[CLOCK], seconds)
+    moved = time.time() - before[0], time.monotonic() - before[1]
+    if abs(moved[0] - seconds) > 600 or not 0 <= moved[1] < 600:
+        raise RuntimeError(f"the clocks moved by {moved} s, not the wall clock alone by {seconds} s")
+
+
 def hold(worker, order, order_file) -> None:
     perform = worker.Run.perform
 
@@ -58,8 +95,8 @@ def hold(worker, order, order_file) -> None:
                     file.write(str(os.getpid()))
                 while os.path.exists(order_file):
                     time.sleep(0.01)
-                real = time.time
-                time.time = lambda: real() + order.get("jump", 0)
+                if "jump" in order:
+                    jump(order["jump"])
             return action(run)
 
         return perform(run, name, stopped)

@@ -27,6 +27,7 @@ import pytest
 from lab.arguments import PHASES
 from lamplighter.node.events import Exit
 from tests.driver import eventually
+from tests.faults import puppet
 from tests.faults.conftest import note_cell, say
 from tests.faults.crew import Crew
 from tests.faults.ground import HOME, PATIENCE, PORT, ROOT, Ground
@@ -371,6 +372,8 @@ def test_fault(
 ) -> None:
     if kind == "systemd":
         require("systemd", why_no_systemd())
+    if "jump" in fault.hold and puppet.faketime() is None:
+        require("netns", "libfaketime is not installed")
     note_cell(request, fault.name, stage, kind, "FAILED")
     note_cell(request, fault.name, stage, kind, played[fault.name, stage, kind].result())
 
