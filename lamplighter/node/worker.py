@@ -227,6 +227,8 @@ def is_at_work(directory: RunDirectory) -> bool:
     record = read_json(directory.worker)
     if record is not None:
         return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+    if any(processes.read_process(pid) is None for pid in files.writers_of(directory.worker)):
+        return False  # killed while it wrote its first word
     try:
         return time.time() - os.stat(directory.path).st_mtime < BEGIN_SECONDS
     except OSError:
@@ -250,11 +252,11 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     directory = home.run(request["run"])
-    run = Run(request, home, directory, runner)
     me = processes.read_process(os.getpid())
     if me is not None:
         identity = me.identity
         files.write_json(directory.worker, {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start})
+    run = Run(request, home, directory, runner)
     release = request.get("release") or {}
     run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))
     files.Room.give_back = run.give_back_room

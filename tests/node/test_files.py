@@ -14,14 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from lamplighter.node import worker
 from lamplighter.node.act import files
+from lamplighter.node.layout import RunDirectory
 from tests.node.living import PROJECT, Living, until
 
 OLD, NEW = "old" * 50_000, "new" * 70_000
 
 WRITE_FOR_EVER = """
 import itertools
+from lamplighter.node import worker
 from lamplighter.node.act import files
+from lamplighter.node.layout import RunDirectory
 path = sys.argv[1]
 for turn in itertools.count():
     files.write_file(path, ("old" * 50_000, "new" * 70_000)[turn % 2])
@@ -33,7 +37,9 @@ for turn in itertools.count():
 DIE_AT = """
 import os, shutil, signal, sys
 sys.path.insert(0, {project!r})
+from lamplighter.node import worker
 from lamplighter.node.act import files
+from lamplighter.node.layout import RunDirectory
 step, when = sys.argv[1].split(":")
 owner = shutil if step == "rmtree" else os
 real = getattr(owner, step)
@@ -220,7 +226,9 @@ def test_a_directory_that_is_replaced_is_never_missing(tmp_path: Path, living: L
     make_tree(tmp_path / "release", "old")
     code = """
 import os
+from lamplighter.node import worker
 from lamplighter.node.act import files
+from lamplighter.node.layout import RunDirectory
 print("placing")
 for turn in range(100):
     os.mkdir(sys.argv[1] + "/.tmp-fresh")
@@ -263,3 +271,18 @@ def test_the_sweep_takes_only_temporaries(tmp_path: Path) -> None:
     assert names(tmp_path) == [".other", "release"]
     assert version_of(tmp_path / "release") == {"v"}
     files.sweep_temporaries(str(tmp_path / "missing"))
+
+
+def test_a_run_whose_worker_was_killed_in_its_first_write_is_over(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path / "20261129T120000Z-abcdef"))
+    os.mkdir(run.path)
+    assert worker.is_at_work(run)  # it may be about to begin
+    begun = Path(f"{run.path}/.tmp-worker.json.{os.getpid()}")
+    begun.touch()
+    assert files.writers_of(run.worker) == [os.getpid()]
+    assert worker.is_at_work(run)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    begun.rename(f"{run.path}/.tmp-worker.json.{ended.pid}")
+    assert not worker.is_at_work(run)
+    assert files.writers_of(f"{run.path}/nowhere/at.all") == []

@@ -57,6 +57,18 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
     sync_directory(directory)
 
 
+def writers_of(path: str) -> list[int]:
+    """Return the pids of those who began to write the file ``path`` and have not ended that."""
+    directory, name = os.path.split(path)
+    begun = f"{TEMP_PREFIX}{name}."
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    found = (each[len(begun) :] for each in names if each.startswith(begun))
+    return [int(pid) for pid in found if pid.isdigit()]
+
+
 def try_to_write(directory: str) -> None:
     """See whether a file can be made in ``directory``; leaves none there. Raises OSError."""
     probe = os.path.join(directory, f"{TEMP_PREFIX}probe.{os.getpid()}")
