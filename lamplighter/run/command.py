@@ -24,6 +24,7 @@ from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import ContactLost, LamplighterError, UsageError
 from lamplighter.inventory import Host, Inventory, Server, load_inventory
+from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.run.deploy import HostSession, begin_session, detached, open_session
@@ -220,6 +221,7 @@ def _act_on_host(
                         afterwards(session, server, fold, listen)
                 except Interrupted as interrupted:
                     _leave_or_cancel(session, interrupted, fold, reporter, listen)
+                    _tell_unverified(host, server, fold)
                     raise
                 except LamplighterError as error:
                     fold.add_error(host.name, server.name, error)
@@ -257,6 +259,18 @@ def _leave_or_cancel(
     left = detached(host, server.name, run)
     fold.add_error(host, server.name, left)
     reporter.error(host, server.name, left)
+
+
+def _tell_unverified(host: Host, server: Server, fold: Fold) -> None:
+    """The run has ended, and the verification of what it put into service has not."""
+    if fold.outcome(host.name, server.name) == "deployed":
+        fold.add_degraded(
+            host.name,
+            server.name,
+            "serving, but the checks were interrupted",
+            cause="interrupted",
+            hint=events.invocation("verify", host.name, server.name),
+        )
 
 
 def _wants_to_cancel(what: str, run: str) -> bool:

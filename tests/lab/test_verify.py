@@ -173,6 +173,23 @@ def test_ctrl_c_ends_verify_and_not_the_check_that_waits(box: Box) -> None:
     assert not (box.home / "second").exists()
 
 
+def test_ctrl_c_in_the_verification_of_a_deploy_is_no_success(box: Box, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    checks = box.driver.inventory / "checks"
+    checks.mkdir()
+    waits = f"def test_waits():\n    open({str(begun)!r}, 'w').close()\n    time.sleep(600)\n"
+    (checks / "test_waits.py").write_text(f"import time\n{waits}")
+    with box.driver.started("deploy", "--json", "--host", "box") as deploying:
+        eventually(lambda: begun.exists() or deploying.poll() is not None)
+        deploying.send_signal(signal.SIGINT)
+        told, _ = deploying.communicate(timeout=60)
+    assert deploying.returncode == Exit.DEGRADED, told
+    report = json.loads(told.splitlines()[-1])["report"]["hosts"]["box"]["servers"]["demo"]
+    assert (report["outcome"], report["cause"]) == ("deployed", "interrupted")
+    assert report["hint"] == "./inv verify --host box --server demo"
+    assert box.serves()
+
+
 def test_a_server_that_wants_an_api_key_is_asked_with_it_and_nobody_sees_it(box: Box, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hush-hush-key")
     box.configure(args={"api-key": "hush-hush-key"})
