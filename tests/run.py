@@ -7,6 +7,7 @@ session. TERM and Ctrl-C reach every session, and each tears down what it has ma
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -38,6 +39,7 @@ COUNTS = re.compile(
 
 def main(words: list[str]) -> int:
     """Run the tests; the exit status is the worst of the sessions'."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile all of the project anew
     pytest = [sys.executable, "-m", "pytest"]
     if words:
         return subprocess.run([*pytest, *words], cwd=PROJECT, check=False).returncode

@@ -4,8 +4,7 @@ One row a fault (FAULTS), one column a stage. In each cell an old server serves,
 the beginning of the stage, the fault strikes, the deploy goes on. Asserted: the exit code, whose token comes out
 afterwards, that nothing is left behind, and that where the node was left dark one plain deploy ends ``deployed``. A
 row names three stages that tell most, or says why it has fewer; they are tried on a plain node and on one with systemd
-in turn; with LAMPLIGHTER_STAGES=N, N of a row's stages, drawn by LAMPLIGHTER_SEED, and the output says so. ``./inv
-dev.soak`` tries every stage on both kinds of node.
+in turn. ``./inv dev.soak`` tries every stage on both kinds of node.
 
 A cell waits most of the time, so several are played at once, each on a node of its own (tests/faults/crew.py).
 """
@@ -13,7 +12,6 @@ A cell waits most of the time, so several are played at once, each on a node of 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import time
@@ -28,15 +26,13 @@ from lab.arguments import PHASES
 from lamplighter.node.events import Exit
 from tests.driver import eventually
 from tests.faults import puppet
-from tests.faults.conftest import note_cell, say
+from tests.faults.conftest import note_cell
 from tests.faults.crew import Crew
 from tests.faults.ground import HOME, PATIENCE, PORT, ROOT, Ground
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import NodePark, why_no_systemd
 
 SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
-STAGES_A_ROW = int(os.environ.get("LAMPLIGHTER_STAGES") or 99)
-SEED = os.environ.get("LAMPLIGHTER_SEED") or "20240"
 STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
 BEFORE, AFTER = STAGES[:5], STAGES[5:]
 
@@ -77,11 +73,8 @@ class Fault:
         if SOAK:
             yield from ((stage, kind) for stage in self.all_stages for kind in ("plain", "systemd"))
             return
-        named = [  # counted so that no stage is left to one kind of node
-            (stage, ("plain", "systemd")[number % 2]) for number, stage in enumerate(self.stages, len(self.name))
-        ]
-        drawn = random.Random(f"{SEED} {self.name}").sample(named, min(STAGES_A_ROW, len(named)))
-        yield from sorted(drawn, key=named.index)
+        for number, stage in enumerate(self.stages, len(self.name)):  # so that no stage is left to one kind of node
+            yield stage, ("plain", "systemd")[number % 2]
 
 
 def always(ends: Ends) -> Callable[[str], Ends]:
@@ -343,9 +336,6 @@ def played(
     park: NodePark, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Mapping[tuple[str, str, str], Future[str]]]:
     """The chosen cells, each with the result that it will have."""
-    named = sum(len(fault.stages) for fault in FAULTS)
-    if len(CELLS) < named:
-        say(request, f"{len(CELLS)} of the {named} cells that the rows name, drawn by LAMPLIGHTER_SEED={SEED}")
     cells = [
         tuple(item.callspec.params[name] for name in ("fault", "stage", "kind"))
         for item in request.session.items
