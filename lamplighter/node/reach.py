@@ -54,9 +54,10 @@ def _interpreter(plan: Plan, path: str) -> list[str]:
 def _writable(plan: Plan, told: startup.Startup, home: ServerHome, need: startup.Need) -> Finding:
     try:
         files = [place.path for place in interpreter.places_of(plan.scope, told, home)]
-    except interpreter.Refused as error:
+        directories = {os.path.dirname(place.path) for place in interpreter.missing(plan.scope, told, home)}
+    except (interpreter.Refused, OSError) as error:
         return Finding("sitecustomize", "error", f"scope {plan.scope} cannot be put in place", str(error))
-    closed = sorted({os.path.dirname(path) for path in files if not os.access(os.path.dirname(path), os.W_OK)})
+    closed = sorted(directory for directory in directories if not os.access(directory, os.W_OK))
     if closed:
         hint = "let lamplighter write there (become: true), or choose another scope"
         return Finding("sitecustomize", "error", f"scope {plan.scope} cannot write to {', '.join(closed)}", hint=hint)

@@ -79,6 +79,21 @@ def test_what_was_there_comes_back_byte_for_byte(
     assert interpreter.remove(home) == ()
 
 
+@pytest.mark.parametrize("scope", interpreter.SCOPES)
+def test_only_what_is_not_there_yet_is_missing(tmp_path: Path, home: ServerHome, scope: str) -> None:
+    python = told(tmp_path)
+    everything = interpreter.places_of(scope, python, home)
+    assert interpreter.missing(scope, python, home) == everything
+    interpreter.install(scope, python, home)
+    assert interpreter.missing(scope, python, home) == ()
+    Path(everything[-1].path).write_text("")
+    if scope == "pth":  # an empty file is none of ours
+        with pytest.raises(interpreter.Refused):
+            interpreter.missing(scope, python, home)
+    else:
+        assert interpreter.missing(scope, python, home) == everything
+
+
 def test_where_no_sitecustomize_runs_there_is_none_afterwards(tmp_path: Path, home: ServerHome) -> None:
     python = told(tmp_path, None)
     (path,) = interpreter.install("interpreter", python, home)

@@ -89,12 +89,7 @@ def install(scope: str, startup: Startup, home: ServerHome) -> Tuple[str, ...]:
     for place, text in _wanted(scope, startup, home).items():
         with _locked(place.path):
             before = _read(place.path)
-            if place.tag:
-                after = _with_block(place, before, text)
-            else:
-                after = text.encode("ascii")
-                if before is not None and not _is_ours(before, home):
-                    raise Refused(f"{place.path} is there and not lamplighter's")
+            after = _with(place, before, text, home)
             if after == before:
                 continue
             _write_down(home, place, before)
@@ -106,6 +101,16 @@ def install(scope: str, startup: Startup, home: ServerHome) -> Tuple[str, ...]:
 def places_of(scope: str, startup: Startup, home: ServerHome) -> Tuple[Place, ...]:
     """Return what ``install`` would make. Raises Refused."""
     return tuple(_wanted(scope, startup, home))
+
+
+def missing(scope: str, startup: Startup, home: ServerHome) -> Tuple[Place, ...]:
+    """Return what ``install`` would make that is not there, or not as it would be. Raises OSError, Refused."""
+    found = []
+    for place, text in _wanted(scope, startup, home).items():
+        before = _read(place.path)
+        if _with(place, before, text, home) != before:
+            found.append(place)
+    return tuple(found)
 
 
 def present(home: ServerHome) -> Tuple[Place, ...]:
@@ -209,6 +214,15 @@ _MARK = re.compile(rb"(?m)^# (?:>>>|<<<) lamplighter (?P<tag>[^\r\n]+) (?:>>>|<<
 
 def _is_of(home: ServerHome, tag: str) -> bool:
     return tag.startswith(f"{home.path!a} in ")
+
+
+def _with(place: Place, before: Optional[bytes], text: str, home: ServerHome) -> bytes:
+    """Return the content of the file that holds ``text``, ours or a block in another's. Raises Refused."""
+    if place.tag:
+        return _with_block(place, before, text)
+    if before is not None and not _is_ours(before, home):
+        raise Refused(f"{place.path} is there and not lamplighter's")
+    return text.encode("ascii")
 
 
 def _with_block(place: Place, before: Optional[bytes], body: str) -> bytes:
