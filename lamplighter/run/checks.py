@@ -23,6 +23,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,9 @@ OVERDUE = "check_seconds"
 OVERDUE_SECONDS = 300.0
 
 EVIDENCE_LENGTH = 1000
+
+#: What pytest only warns of: a class or a function that it passes over, and checks that can never fail.
+LOST = ("PytestCollectionWarning", "PytestAssertRewriteWarning", "PytestReturnNotNoneWarning")
 
 INI = Path(__file__).parent.parent.parent / "roles" / "checks.ini"
 
@@ -97,6 +101,8 @@ class Limits(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         self.used.add(name)
+        if name not in self._values:
+            raise KeyError(f"checks.{name} is not set")
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -132,18 +138,22 @@ def run_checks(
     directories: Sequence[Path],
     settings: Mapping[str, Any] | None = None,
     only: str = "",
-    thresholds: frozenset[str] = frozenset(),
+    thresholds: Mapping[str, Any] | None = None,
     connect: Callable[[], None] = lambda: None,
 ) -> list[CheckResult]:
     """Run the check files below ``directories`` with these fixtures; return what each found.
 
-    ``settings`` are the inventory's ``checks``; ``thresholds`` the names that roles know; ``connect`` is called when
-    all checks are collected: a login may travel until then. pytest runs in this process: not for several threads at
-    once. Raises UsageError for an ``only`` that is no expression, KeyboardInterrupt, and what ``connect`` raises.
+    ``settings`` are the inventory's ``checks``; ``thresholds`` those that roles set, which hold where the inventory
+    says nothing of use; ``connect`` is called when all checks are collected: a login may travel until then. pytest runs
+    in this process: not for several threads at once. Raises UsageError for an ``only`` that is no expression,
+    KeyboardInterrupt, and what ``connect`` raises.
     """
-    settings = settings or {}
-    limits = Limits({name: value for name, value in settings.items() if value not in LEVELS})
-    levels = {name: value for name, value in settings.items() if value in LEVELS}
+    defaults = {OVERDUE: OVERDUE_SECONDS, **(thresholds or {})}
+    settings = {OVERDUE: defaults[OVERDUE], **(settings or {})}
+    unfit = {name: why for name, value in defaults.items() if (why := _unfit(name, settings.get(name), value))}
+    levels = {name: value for name, value in settings.items() if value in LEVELS and name not in unfit}
+    known = {name: value for name, value in settings.items() if value not in LEVELS and name not in unfit}
+    limits = Limits({**known, **{name: defaults[name] for name in unfit}})
     fixtures = _Fixtures(host, subject, ask_facts, limits)
     collector = _Collector(levels, fixtures, directories, connect)
     words = [
@@ -151,13 +161,16 @@ def run_checks(
         # testinfra's own `host` fixture would win, and test the control machine; other plugins are not ours to run
         *("--disable-plugin-autoload", "-p", "no:pytest11.testinfra", "-p", "no:testinfra.plugin"),
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"),
-        "--continue-on-collection-errors",
-        *(("-k", only) if only else ()),
+        *("--continue-on-collection-errors", *(f"-Werror::pytest.{name}" for name in LOST)),
+        *((f"-k={only}",) if only else ()),
         *map(str, directories),
     ]
-    plugins = [fixtures, collector, _Alarm(float(limits.get(OVERDUE, OVERDUE_SECONDS)))]
+    plugins = [fixtures, collector, _Alarm(float(limits[OVERDUE]))]
     with _quiet() as said, _forgotten(directories):
-        status = pytest.main(words, plugins=plugins)
+        try:
+            status: int = pytest.main(words, plugins=plugins)
+        except (Exception, SystemExit, Overdue) as error:  # a conftest.py that leaves, a check that breaks pytest
+            status, collector.ending = pytest.ExitCode.INTERNAL_ERROR, _place_of(error, directories)
     if collector.interrupt is not None:
         raise collector.interrupt
     if collector.trouble is not None:
@@ -171,7 +184,8 @@ def run_checks(
     elif not results:
         why = f"no check is chosen by {only}" if only else "there is no check"
         results += [CheckResult("checks", "did any check run", "blocker", ERROR, why, 0.0)]
-    return results + ([] if only else _unknown_names(levels, limits, collector, thresholds))
+    told = [_misnamed(name, why) for name, why in unfit.items() if not only or name in limits.used]
+    return results + told + ([] if only else _unknown_names(levels, limits, collector, frozenset(defaults)))
 
 
 @contextlib.contextmanager
@@ -199,6 +213,32 @@ def _forgotten(directories: Sequence[Path]) -> Iterator[None]:
                 del sys.modules[name]
 
 
+def _place_of(error: BaseException, directories: Sequence[Path]) -> str:
+    """Say what ended pytest, and which line of a check file did it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [each for each in frames if any(Path(each.filename).is_relative_to(place) for place in directories)]
+    place = f"{ours[-1].filename}, line {ours[-1].lineno}: " if ours else ""
+    return f"{place}{_last_line(traceback.format_exception_only(error)[-1])}"
+
+
+def _unfit(name: str, value: Any, default: Any) -> str:
+    """Say why ``value`` cannot be the threshold that a role sets to ``default``; "" where it can."""
+    if isinstance(default, list | tuple):
+        kind, fits = "a list", isinstance(value, list | tuple)
+    else:
+        kind, fits = "a number", isinstance(value, int | float)
+        if name == OVERDUE:
+            kind, fits = "a number above 0", fits and 0 < value < threading.TIMEOUT_MAX
+    if fits:
+        return ""
+    said = "null" if value is None else list(value) if isinstance(value, tuple) else value
+    return f"checks.{name}: must be {kind}, as the role's {default}; found {said}"
+
+
+def _misnamed(name: str, why: str) -> CheckResult:
+    return CheckResult(name, "is every name under checks known", "blocker", ERROR, why, 0.0)
+
+
 def _unknown_names(
     levels: Mapping[str, str], limits: Limits, collector: _Collector, thresholds: frozenset[str]
 ) -> list[CheckResult]:
@@ -209,7 +249,11 @@ def _unknown_names(
     for name in wrong:
         near = difflib.get_close_matches(name, known, n=1)
         said = f"checks.{name}: no check of this name" + (f"; did you mean {near[0]}?" if near else "")
-        found.append(CheckResult(name, "is every name under checks known", "blocker", ERROR, said, 0.0))
+        if name in known:
+            said = f"checks.{name}: is " + (
+                f"a check: blocker, warning or off; found {limits[name]}" if name in limits else "a threshold: a number"
+            )
+        found.append(_misnamed(name, said))
     return found
 
 
@@ -256,6 +300,16 @@ class _Alarm:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
+        with self._set():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self) -> Iterator[None]:
+        with self._set():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Iterator[None]:
         with self._set():
             return (yield)
 
@@ -359,11 +413,22 @@ class _Collector:
         seconds = round(report.duration, 3)
         self.results.append(CheckResult(name, question, level, outcome, _evidence(report), seconds))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        """A file that leaves is one that cannot be read: pytest would leave with it."""
+        try:
+            return (yield)
+        except SystemExit as error:
+            said = _place_of(error, self._directories)
+            return pytest.CollectReport(collector.nodeid, "failed", said, [])  # type: ignore[return-value]
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            path = f"/{report.nodeid}"
-            question = f"can {path} be read"
-            self.results.append(CheckResult(Path(path).name, question, "blocker", ERROR, _evidence(report), 0.0))
+        if report.passed:
+            return
+        path = f"/{report.nodeid}"
+        outcome = SKIPPED if report.skipped else ERROR
+        question = f"can {path} be read"
+        self.results.append(CheckResult(Path(path).name, question, "blocker", outcome, _evidence(report), 0.0))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell Ctrl-C from a check that ends the session, which pytest tells as KeyboardInterrupts of its own."""
@@ -387,15 +452,23 @@ def _words_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     trouble: Any = report.longrepr
     crash = getattr(trouble, "reprcrash", None)
     if crash is not None:
-        message = re.sub(r"^(?:\w+\.)*(\w+: )", r"\1", str(crash.message))
-        message = re.sub(r"^(AssertionError|Failed|Overdue): ", "", message)
+        message = str(crash.message)
+        if not message.startswith("assert "):  # the class may be one of the file's own, named by the file's path
+            message = re.sub(r"^[^:\n]*\.(\w+:\s)", r"\1", message)
+        message = re.sub(r"^(AssertionError|Failed|Overdue):\s", "", message)
         # what pytest says of a bare `assert` goes on below: where the value came from
-        return message if message.startswith("assert ") else (message.splitlines() or [""])[0]
+        return message if message.startswith("assert ") else _first_words(message)
     if hasattr(trouble, "errorstring"):  # a fixture that is not there
         return str(trouble.errorstring).splitlines()[0]
     text = trouble[2] if isinstance(trouble, tuple) else str(trouble or "")
     place = re.findall(r'^E +File ".*", (line \d+)$', text, re.MULTILINE)  # of a syntax error
     return ": ".join([*place[-1:], _last_line(text).removeprefix("Skipped: ")])
+
+
+def _first_words(text: str) -> str:
+    """Return the first line, and with a class alone there the next that says anything."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    return " ".join(lines[:2] if re.fullmatch(r"\w+:", lines[0]) else lines[:1])
 
 
 def _last_line(text: str) -> str:

@@ -171,7 +171,7 @@ class Results:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path = Path(path).expanduser() if path else None
+        self._path = Path(path).expanduser().absolute() if path is not None else None
         self._suites: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
         self._write()
 
@@ -227,14 +227,16 @@ def _directories(server: Server, project: Path, inventory: Path) -> list[Path]:
     return [directory for directory in wanted if directory.is_dir()]
 
 
-def _defaults(server: Server, project: Path) -> frozenset[str]:
-    """Return the names of the thresholds that the roles know."""
-    names: set[str] = set()
+def _defaults(server: Server, project: Path) -> dict[str, Any]:
+    """Return the thresholds that the roles set."""
+    found: dict[str, Any] = {}
     for role in ("node", server.engine):
         path = project / "roles" / role / "defaults.yml"
         said = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
-        names |= set((said.get("server") or said).get("checks") or {})
-    return frozenset(names)
+        found |= (said.get("server") or said).get("checks") or {}
+    return {
+        name: value for name, value in found.items() if isinstance(value, int | float | list) and value is not False
+    }
 
 
 def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts]) -> ServerUnderCheck:

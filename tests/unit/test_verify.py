@@ -123,7 +123,7 @@ def check(
     node = Node({**given, **{word: answer for word, answer in HEALTHY.items() if word not in given}})
     found = run_checks(
         node, subject(facts, **server), lambda: facts, [directory], {**THRESHOLDS, **(settings or {})}, only,
-        frozenset(THRESHOLDS),
+        THRESHOLDS,
     )  # fmt: skip
     return {result.name: result for result in found}
 
@@ -324,6 +324,41 @@ def test_a_misspelt_name_under_checks_is_an_error_of_its_own() -> None:
     assert "did you mean shm_free_gib?" in found["shm_fre_gib"].evidence
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("warning", "must be a number, as the role's 5; found warning"),
+        ([1, 2], "must be a number, as the role's 5; found [1, 2]"),
+        (None, "must be a number, as the role's 5; found null"),
+    ],
+)
+def test_what_is_no_threshold_is_told_and_that_of_the_role_holds(value: Any, words: str) -> None:
+    settings = {"nvidia_smi_seconds": tuple(value) if isinstance(value, list) else value}
+    for only in ("", "smi_is_quick"):
+        found = check(only, settings=settings)
+        assert found["nvidia_smi_is_quick"].outcome == "passed"
+        assert found["nvidia_smi_seconds"].outcome == "error"
+        assert found["nvidia_smi_seconds"].evidence == f"checks.nvidia_smi_seconds: {words}"
+    assert set(check("stuck", settings=settings)) == {"no_process_is_stuck"}
+
+
+@pytest.mark.parametrize("seconds", [0, -4, (3,), "off"])
+def test_a_time_that_is_none_ends_no_check(seconds: Any) -> None:
+    found = check("stuck", settings={"check_seconds": seconds})
+    assert found["no_process_is_stuck"].outcome == "passed"
+    assert "must be a number above 0" in found["check_seconds"].evidence
+
+
+def test_a_number_for_a_check_is_no_level() -> None:
+    found = check(settings={"no_xid": 5})["no_xid"]
+    assert (found.outcome, found.evidence) == ("error", "checks.no_xid: is a check: blocker, warning or off; found 5")
+
+
+def test_a_threshold_of_an_own_check_that_is_not_set_is_told(tmp_path: Path) -> None:
+    own = write(tmp_path, "def test_own(limits):\n    assert limits.get('other', 1)\n    limits['own_number']\n")
+    assert check(directory=own)["own"].evidence == "KeyError: 'checks.own_number is not set'"
+
+
 def test_only_warnings_do_not_fail_and_blockers_do() -> None:
     def judged(*outcomes: str) -> Exit:
         return verify.judge_checks({"checks": [{"outcome": outcome} for outcome in outcomes]})
@@ -414,6 +449,51 @@ def test_a_check_that_ends_the_session_is_an_error(tmp_path: Path, leaving: str)
     assert "the session was ended: enough" in found["checks"].evidence
 
 
+@pytest.mark.parametrize("leaving", ["sys.exit(3)", "while True:\n    time.sleep(0.01)"])
+def test_a_file_that_leaves_or_hangs_is_an_error_and_the_others_run(tmp_path: Path, leaving: str) -> None:
+    (tmp_path / "test_leaving.py").write_text(f"import sys, time\n{leaving}\n")
+    found = check(settings={"check_seconds": 0.3}, directory=write(tmp_path, GOOD))
+    assert found["good"].outcome == "passed"
+    assert found["test_leaving.py"].outcome == "error"
+    words = "test_leaving.py, line 2: SystemExit: 3" if "exit" in leaving else "it did not end within 0.3 s"
+    assert words in found["test_leaving.py"].evidence
+
+
+@pytest.mark.parametrize("leaving", ["sys.exit(3)", "while True:\n    time.sleep(0.01)"])
+def test_a_conftest_that_leaves_or_hangs_is_an_error(tmp_path: Path, leaving: str) -> None:
+    (tmp_path / "conftest.py").write_text(f"import sys, time\n{leaving}\n")
+    found = check(settings={"check_seconds": 0.3}, directory=write(tmp_path, GOOD))["checks"]
+    assert found.outcome == "error"
+    assert f"{tmp_path / 'conftest.py'}, line " in found.evidence
+
+
+def test_a_pytest_that_breaks_is_an_error_and_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*words: object, **plugins: object) -> int:
+        raise ValueError("I/O operation on closed file")  # as after a check that closes sys.stdout
+
+    monkeypatch.setattr(pytest, "main", broken)
+    found = check(directory=write(tmp_path, GOOD))["checks"]
+    assert (found.outcome, found.evidence) == ("error", "ValueError: I/O operation on closed file")
+
+
+def test_a_skipped_file_is_told(tmp_path: Path) -> None:
+    found = check(directory=write(tmp_path, "import pytest\npytest.skip('no', allow_module_level=True)\n" + GOOD))
+    assert (found["test_own.py"].outcome, found["test_own.py"].evidence) == ("skipped", "no")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class TestX:\n    def __init__(self):\n        pass\n    def test_x(self):\n        pass\n",
+        "def test_x(host):\n    return host is None\n",
+        "def test_x(host):\n    assert (host is None, 'a tuple is always true')\n",
+    ],
+)
+def test_a_check_that_would_never_fail_is_an_error(tmp_path: Path, text: str) -> None:
+    found = check(directory=write(tmp_path, text))
+    assert verify.judge_checks({"checks": [{"outcome": each.outcome} for each in found.values()]}) == Exit.DEGRADED
+
+
 def test_ctrl_c_ends_the_checks_and_is_no_failure_of_one(tmp_path: Path) -> None:
     ctrl_c = "import os, signal\ndef test_a():\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
     with pytest.raises(KeyboardInterrupt):
@@ -460,17 +540,23 @@ def test_evidence_says_what_pytest_knows(tmp_path: Path) -> None:
         "def test_told(facts):\n    assert False, 'in words'\n"
         "def test_fixture(no_such_fixture):\n    pass\n"
         "def test_error():\n    raise UnicodeError('no')\n"
+        "def test_lines():\n    raise ValueError('\\n\\nlater\\nmore')\n"
+        "class Own(Exception):\n    pass\n"
+        "def test_class():\n    raise Own('mine')\n"
         "@pytest.mark.xfail(reason='since June')\ndef test_known():\n    assert False\n"
         "@pytest.mark.skip(reason='not now')\ndef test_skip():\n    pass\n"
         "def test_bytes(evidence):\n    evidence(b'caf\\xe9 \\x1b[1m'.decode('utf-8', 'surrogateescape'))\n"
     )
-    found = {name: each.evidence for name, each in check(directory=write(tmp_path, text)).items()}
+    (directory := tmp_path / "with a-blank").mkdir()
+    found = {name: each.evidence for name, each in check(directory=write(directory, text)).items()}
     assert found["bare"].startswith("assert 'demo' == 'other'")
     assert found == {
         **found,
         "told": "in words",
         "fixture": "fixture 'no_such_fixture' not found",
         "error": "UnicodeError: no",
+        "lines": "ValueError: later",
+        "class": "Own: mine",
         "known": "since June",
         "skip": "not now",
         "bytes": "caf\\udce9 \x1b[1m",
@@ -478,7 +564,8 @@ def test_evidence_says_what_pytest_knows(tmp_path: Path) -> None:
 
 
 def test_an_expression_that_selects_nothing_or_is_none() -> None:
-    assert check("no_such_check")["checks"].outcome == "error"
+    for only in ("no_such_check", "-x", "--help"):
+        assert check(only)["checks"].evidence == f"no check is chosen by {only}"
     with pytest.raises(UsageError, match="pytest -k"):
         check("and and")
 
@@ -529,7 +616,16 @@ def test_junit_is_written_before_anything_is_asked_and_holds_nothing_of_the_last
     assert "the wire is cut" in suite.find("testcase/error").get("message")
 
 
-@pytest.mark.parametrize("path", ["no/such/directory/report.xml", "."])
+@pytest.mark.parametrize("path", ["no/such/directory/report.xml", ".", ""])
 def test_a_junit_file_that_cannot_be_written_is_told_at_once(tmp_path: Path, path: str) -> None:
     with pytest.raises(UsageError, match="--junit"):
-        Results(str(tmp_path / path))
+        Results(str(tmp_path / path) if path else "")
+
+
+def test_a_junit_file_is_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    results = Results("report.xml")
+    os.chdir("elsewhere")  # as a check may
+    results.add("gpu1", "demo", [])
+    assert "gpu1/demo" in (tmp_path / "report.xml").read_text()
