@@ -107,7 +107,8 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     stored = read_json(release.plan)
     if stored is None:
         return Drift(unknown=(f"release {release.digest} is not on the node any more",))
-    if "files" not in (read_json(os.path.join(release.path, "release.json")) or {}):
+    written = read_json(os.path.join(release.path, "release.json"))
+    if written is not None and "files" not in written:
         return Drift(unknown=(f"release {release.digest} was not made by lamplighter",))
     deployed = read_json(home.deployed) or {}
     if any(deployed.get(name) != record.get(name) for name in ("run", "attempt", "release")):
@@ -117,7 +118,14 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     unknown: List[str] = []
     if wanted is not None:
         found += _from_inventory(wanted, release, stored["server"])
-    found += [*_in_release(release, wanted), *_in_env_mode(release)]
+    if written is None and (wanted is None or wanted["digest"] != release.digest):
+        unknown.append(f"files of release {release.digest}: its release.json cannot be read")
+    found += [
+        *_in_release(release, wanted),
+        *_in_env_mode(release),
+        *_beside_the_release(release),
+        *_in_current(home, record),
+    ]
     if now.main is not None:
         found += _in_process(now.main, deployed, unknown)
         found += _in_environment(home, unknown)
@@ -176,9 +184,28 @@ def _in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) 
 
 
 def _in_env_mode(release: ReleaseDirectory) -> List[Difference]:
-    """The file of secrets: no digest knows what is in it, its mode is always the same."""
-    mode = _mode(release.env)
-    return drift.of_digests(drift.RELEASE, {"env mode": "0600"}, {"env mode": mode}) if mode is not None else []
+    """The file of secrets, which every release has: no digest knows what is in it, its mode is always the same."""
+    return drift.of_digests(drift.RELEASE, {"env mode": "0600"}, {"env mode": _mode(release.env)})
+
+
+def _beside_the_release(release: ReleaseDirectory) -> List[Difference]:
+    """Find what was put where the server imports from; bytecode is Python's own."""
+    directory = os.path.join(release.path, "pysite")
+    try:
+        added = sorted(set(os.listdir(directory)) - {"sitecustomize.py", "__pycache__"})
+    except OSError:
+        return []
+    now = {f"pysite/{name}": _sha256(os.path.join(directory, name)) or "no file" for name in added}
+    return drift.of_digests(drift.RELEASE, {}, dict(now))
+
+
+def _in_current(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
+    """What the next start, and a rollback, take for the release that became ready last."""
+    if not record.get("ready"):
+        return []
+    current = home.current_release()
+    found = current.digest if current is not None else None
+    return [] if found == record["release"] else [Difference(drift.RELEASE, "current", record["release"], found)]
 
 
 def _sha256(path: str) -> Optional[str]:

@@ -93,6 +93,27 @@ def test_a_node_just_deployed_has_no_drift_and_every_change_is_told_with_both_va
         assert drift_of(session, box)["release", "pysite/sitecustomize.py"][1] is None
         sitecustomize.write_text(kept)
         sitecustomize.chmod(0o644)
+        beside = sitecustomize.with_name("usercustomize.py")
+        beside.write_text("import os\n")
+        [(what, (wanted, now))] = drift_of(session, box).items()
+        assert (what, wanted) == (("release", "pysite/usercustomize.py"), None)
+        assert now is not None
+        beside.unlink()
+
+        # files of the release are gone, or it is not the one that the next start takes
+        release = (box.state / "current").resolve()
+        for name, told in (("env", "env mode"), ("release.json", "release.json")):
+            gone = (release / name).rename(box.directory / name)
+            assert drift_of(session, box)["release", told][1] is None
+            gone.rename(release / name)
+        (box.state / "current").unlink()
+        assert drift_of(session, box) == {("release", "current"): (release.name, None)}
+        shutil.copytree(release, release.with_name("0" * 12))
+        (box.state / "current").symlink_to(f"releases/{'0' * 12}")
+        assert drift_of(session, box) == {("release", "current"): (release.name, "0" * 12)}
+        (box.state / "current").unlink()
+        (box.state / "current").symlink_to(f"releases/{release.name}")
+        assert drift_of(session, box) == {}
 
         # another driver than the one recorded at the deploy
         board = str(box.directory / "box" / "gpu" / "board.json")
@@ -287,8 +308,9 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     assert healed.server("box", "demo")["outcome"] == "deployed", healed
     assert box.serves()
 
-    # secrets that others may read
+    # secrets that others may read, and nothing for the next start
     (box.state / "current" / "env").chmod(0o644)
+    (box.state / "current").unlink()
     mended = box.deploy("--if-changed")
     assert mended.server("box", "demo")["outcome"] == "deployed", mended
     assert (box.state / "current" / "env").stat().st_mode & 0o7777 == 0o600
