@@ -272,6 +272,23 @@ SIGNATURES: list[tuple[str, tuple[str, ...], str]] = [
     ("worker_died", ("sglang",), "[2026-03-01 10:00:00] Rank 2 scheduler is dead. Please check if there are relevant logs.\n[2026-03-01 10:00:01] Exit code: -6"),
     ("worker_died", ("vllm",), "(EngineCore pid=1) ERROR 01-05 16:20:54 [x.py:1] Worker proc VllmWorker-3 died unexpectedly, shutting down executor."),
     ("interpreter_missing", REAL, "llm.service: Failed at step EXEC spawning /opt/x/bin/python: No such file or directory"),
+    ("interpreter_missing", REAL, "exec /opt/x/bin/python: no such file or directory"),
+    ("unknown_flag", ("vllm",), "vllm serve: error: argument --speculative-config/-sc: Value {method:eagle} cannot be converted to <function loads at 0x7f>."),
+    ("unknown_flag", ("sglang",), "launch_server.py: error: argument --a: not allowed with argument --b"),
+    ("unknown_flag", ("transformers",), "│ Invalid value for '--port': 'abc' is not a valid integer.      │"),
+    ("unknown_flag", ("transformers",), "Error: Option '--port' requires an argument."),
+    ("kv_cache_too_small", ("vllm",), "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed"),
+    ("gpu_arch", REAL, "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your GPU has 7.0."),
+    ("gpu_hardware", REAL, "pynvml.NVMLError_GpuIsLost: GPU is lost"),
+    ("jit_toolchain", REAL, "RuntimeError: \nThe detected CUDA version (11.8) mismatches the version that was used to compile\nPyTorch (12.8)."),
+    ("jit_toolchain", REAL, "AssertionError: NVCC compilation failed: nvcc not found"),
+    ("context_too_long", ("sglang",), "ValueError: Warning: User-specified context_length (65536) is greater than the derived context_length (32768). This may lead to incorrect outputs"),
+    ("permission", REAL, "ERROR:    [Errno 13] error while attempting to bind on address ('0.0.0.0', 80): permission denied"),
+    ("host_oom", REAL, "Apr 02 11:03:01 gpu1 kernel: Out of memory: Killed process 4790 (python) total-vm:1kB, anon-rss:1kB"),
+    ("host_oom", REAL, "Apr 02 11:03:01 gpu1 systemd[1]: llm.service: Failed with result 'oom-kill'."),
+    ("host_oom", REAL, "Traceback (most recent call last):\n  File \"x.py\", line 1\nMemoryError"),
+    ("host_oom", ("vllm",), "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."),
+    ("host_oom", ("transformers",), "Loading weights:  50%|█████     | 73/146 [00:01<00:01, 50.00it/s]Killed"),
 ]  # fmt: skip
 EACH = [(cause, engine, text) for cause, engines, text in SIGNATURES for engine in engines]
 
@@ -323,6 +340,8 @@ BENIGN = [
     "/x/torch/cuda/__init__.py:180: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).",
     "[2026-01-30 21:09:17] INFO:     127.0.0.1:1 - \"GET /health HTTP/1.1\" 503 Service Unavailable",
     "[2026-01-30 21:09:17] server_args=ServerArgs(model_path='/m', watchdog_timeout=300, dist_init_port=None, port_base=1)",
+    "[2026-01-30 21:09:17] Warning: User-specified context_length (65536) is greater than the derived context_length (32768). This may lead to incorrect model outputs",
+    "2026-01-30 21:09:17,120 - WARNING - autotuner.py:485 - flashinfer.jit: [Autotuner]: Skipping tactic 14, due to failure while profiling: CUDA out of memory. Tried to allocate 2.00 GiB.",
 ]  # fmt: skip
 
 
@@ -543,6 +562,132 @@ def test_what_a_server_may_handle_is_a_failure_only_while_nothing_follows_or_som
     assert diagnose(fatal + "RuntimeError: NCCL error: unhandled system error\n").cause == "permission"
     first = "huggingface_hub.errors.LocalEntryNotFoundError: x\n\nThe above exception was the direct cause of the following exception:\n\nOSError: x is not a local folder and is not a valid model identifier\n"
     assert diagnose(first).cause == "hub_offline"
+
+
+NOISE = "[2026-03-01 10:00:00] cannot write statistics: PermissionError: [Errno 13] Permission denied: '/x'\n"
+STRIPES = HEAD + "zebra.StripeError: too many stripes\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "evidence"),
+    [
+        (STRIPES, None, "zebra.StripeError"),
+        (HEAD + "RuntimeError: NCCL error: unhandled system error\n", "nccl_error", "NCCL error"),
+        (
+            "[2026-03-01 10:00:09] Rank 1 scheduler is dead.\n[2026-03-01 10:00:09] Exit code: -9\n",
+            "host_oom",
+            "Rank 1",
+        ),
+        ("[2026-03-01 10:00:09] Received sigquit from a child process.\n", None, "sigquit"),
+    ],
+)
+def test_what_was_survived_phases_ago_is_no_cause(end: str, cause: str | None, evidence: str) -> None:
+    found = diagnose("[2026-03-01 10:00:00] server_args=1\n" + NOISE + "Load weight begin.\nMemory pool end.\n" + end)
+    assert (found.outcome, found.cause) == ("failed", cause)
+    assert evidence in found.evidence
+
+
+def test_an_error_that_no_signature_knows_explains_more_than_a_warning_or_what_was_survived() -> None:
+    survived = diagnose("Load weight begin.\n" + NOISE + "Load weight end.\n" + STRIPES)
+    assert (survived.cause, survived.evidence) == (None, "zebra.StripeError: too many stripes")
+    warning = "(Worker_TP1 pid=401) WARNING 11-03 06:50:44 [x.py:1] PermissionError: [Errno 13] Permission denied\n"
+    for log in (warning + STRIPES, STRIPES + warning):
+        assert diagnose(log + "EngineCore failed to start.\n", "vllm").evidence == "zebra.StripeError: too many stripes"
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("ModuleNotFoundError: No module named 'flashinfer'\n", "import_error"),
+        ("OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/x/y'.\n", "model_path"),
+        ("zebra.StripeError: too many stripes\n", None),
+    ],
+)
+def test_a_program_that_a_script_misses_is_no_cause_once_the_server_has_run(end: str, cause: str | None) -> None:
+    missed = "/srv/x/launch.sh: line 3: nvidia-smi: command not found\n"
+    found = diagnose(missed + 'Traceback (most recent call last):\n  File "x.py", line 1\n' + end)
+    assert (found.outcome, found.cause, found.line) == ("failed", cause, 4)
+    assert diagnose(missed + "launch_server.py: error: unrecognized arguments: --foo\n").cause == "unknown_flag"
+
+
+def test_a_rank_that_waited_for_the_others_is_not_the_cause() -> None:
+    waited = HEAD.replace("TP1", "TP0") + (
+        "ValueError: TP rank 0 could finish the model loading, but there are other ranks that didn't finish loading.\n"
+    )
+    found = diagnose(waited + STRIPES)
+    assert (found.cause, found.rank, found.evidence) == (None, 1, "zebra.StripeError: too many stripes")
+    dead = "[2026-03-01 10:00:09] Rank 2 scheduler is dead.\n[2026-03-01 10:00:09] Exit code: -9\n"
+    assert (diagnose(waited + dead).cause, diagnose(waited + dead).rank) == ("host_oom", 2)
+
+
+@pytest.mark.parametrize("engine", REAL)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR:    [Errno 99] error while attempting to bind on address ('10.9.9.9', 30000): cannot assign requested address",
+        "/srv/x/launch.sh: line 12:  4711 Segmentation fault      (core dumped) python -m x",
+        "Aborted (core dumped)",
+        "[2026-03-01 10:00:09] Received sigquit from a child proces. It usually means the child failed.",
+    ],
+)  # fmt: skip
+def test_an_end_without_a_known_cause_is_a_failure(line: str, engine: str) -> None:
+    if "sigquit" in line and engine != "sglang":
+        return
+    found = diagnose(line + "\n", engine)
+    assert (found.outcome, found.cause) == ("failed", None)
+    assert found.evidence in line
+
+
+def test_killed_is_a_failure_unless_the_server_was_told_to_end() -> None:
+    assert diagnose(READY["sglang"] + "Killed\n").outcome == "failed"
+    told = "[2026-03-01 10:00:09] Gracefully exiting... Remaining number of requests 0.\n"
+    assert diagnose(READY["sglang"] + told + "Killed\n").outcome == "ready"
+
+
+def test_a_gated_repo_is_not_what_a_missing_one_suggests() -> None:
+    log = "Traceback (most recent call last):\nOSError: x\nIf you are trying to access a private or gated repo, make sure you are authenticated.\n"
+    assert diagnose(log + "Repository Not Found for url: https://huggingface.co/a/b.\n").cause == "model_path"
+
+
+def test_workers_of_ray_are_told_apart() -> None:
+    worker = "(RayWorkerWrapper pid=777, ip=10.0.0.2) "
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "zebra.StripeError: too many stripes"]
+    log = "".join(f"{worker}{line} [repeated 3x across cluster]\n" for line in lines)
+    dead = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    found = diagnose(log + "EngineCore failed to start.\nTraceback (most recent call last):\n" + dead, "vllm")
+    assert (found.cause, found.line) == (None, 3)
+
+
+CARRIERS = {
+    "journald, precise": "Nov 29 10:00:01.123456 gpu1 launch.sh[4711]: ",
+    "journald, full": "Sun 2026-11-29 10:00:01 UTC gpu1 launch.sh[4711]: ",
+    "journald, monotonic": "[12345.678901] gpu1 launch.sh[4711]: ",
+    "ts": "Nov 29 10:00:01 ",
+    "srun": " 3: ",
+    "swarm": "llm.1.abc@gpu1    | ",
+    "pm2": "0|llm  | ",
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS.values(), ids=CARRIERS)
+def test_what_a_carrier_writes_before_each_line_is_taken_off(carrier: str) -> None:
+    remote = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
+    log = "Load weight begin.\n" + STRIPES + HEAD.replace("TP1", "TP0") + remote
+    found = diagnose("".join(f"{carrier}{line}\n" for line in log.splitlines()))
+    assert (found.phase, found.cause, found.rank) == ("weights", None, 1)
+    assert found.evidence == "zebra.StripeError: too many stripes"
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("sglang", "launch_server.py: error: unrecognized arguments: --foo\n"),
+        ("vllm", "vllm serve: error: unrecognized arguments: --foo\n"),
+    ],
+)
+def test_a_refused_flag_behind_an_earlier_start_is_a_start_of_its_own(engine: str, line: str) -> None:
+    found = diagnose("Load weight begin.\nStarting to load model\n" + READY[engine] + line, engine)
+    assert (found.outcome, found.phase, found.cause) == ("failed", "boot", "unknown_flag")
 
 
 def test_the_pids_of_nccl_lines_are_ours() -> None:
@@ -828,6 +973,8 @@ def test_floods_of_matching_lines_and_tracebacks_stay_small() -> None:
 def test_the_engine_is_guessed_from_its_own_marks() -> None:
     assert guess_engine("nothing to see", ENGINES) is None
     assert guess_engine("sglang is using nccl==2.27.5", ENGINES) == "sglang"  # not demo, which extends it
+    assert guess_engine("[2026-03-01 10:00:00 DP1 TP3 EP3] Load weight end.", ENGINES) == "sglang"
+    assert guess_engine("[2026-03-01 10:00:00] Received sigquit from a child process.", ENGINES) == "sglang"
     assert guess_version("[x] vLLM API server version 0.10.1\n", ENGINES["vllm"]) == "0.10.1"
     assert guess_version("nothing", ENGINES["sglang"]) is None
 

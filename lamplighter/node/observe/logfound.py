@@ -37,6 +37,7 @@ class Match:
     place: Place
     is_quiet: bool
     markers: int
+    phase_number: int
     memory: Optional[Memory]
 
     def weight(self, was_survived: bool) -> float:

@@ -70,6 +70,8 @@ MOST_SHAPES = 2000
 #: Counts the markers of all ranks.
 ANY = -1
 DETECT_BYTES = 256 * 1024
+#: Ranks are in step: what lies this many phases back was not the end of one of them, whoever wrote it.
+PHASES_APART = 2
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -641,9 +643,8 @@ class LogWatch:
             if not is_quiet and not findings.has(signature):
                 self._tell("failure", rank, text)
             memory = None if signature.memory is None else signature.memory.read(segment.text)
-            findings.add(
-                Match(signature, Place(self._order, self._line, text, rank), is_quiet, self._progress(rank), memory)
-            )
+            place = Place(self._order, self._line, text, rank)
+            findings.add(Match(signature, place, is_quiet, self._progress(rank), self._phase_number, memory))
 
     def _in_block(self, segment: _Segment, pattern: Pattern[str]) -> bool:
         block = self._block if segment.who is None else self._blocks.get(segment.who)
@@ -676,15 +677,19 @@ class LogWatch:
             )
         if not failed:
             return self._answer("ready" if is_ready else "running", phase)
+        candidates = [each for each in candidates if not self._is_over(each)]
         if not candidates:
             place = findings.error or findings.consequence or findings.wrapper
             return self._answer("failed", phase, place=place)
         best = min(candidates, key=self._rank_of_cause)
-        signature = best.signature
         error = findings.error
-        if signature.consequence and error and error.order < best.place.order and not self._is_past(findings):
-            return self._answer("failed", phase, place=error)  # of that one, which no signature knows
-        return self._answer("failed", phase, signature.cause, best.place, self._rules.hints.get(signature.cause, ""))
+        if error is not None and not self._is_past(findings) and self._gives_way(best, error):
+            known = [each for each in candidates if each.place.order == error.order]
+            if not known:
+                return self._answer("failed", phase, place=error)
+            best = min(known, key=self._rank_of_cause)
+        cause = best.signature.cause
+        return self._answer("failed", phase, cause, best.place, self._rules.hints.get(cause, ""))
 
     def _answer(
         self,
@@ -715,13 +720,38 @@ class LogWatch:
     def _rank_of_cause(self, match: Match) -> Tuple[float, int, int]:
         return match.weight(self._was_survived(match)), match.place.order, match.signature.index
 
+    def _is_over(self, match: Match) -> bool:
+        """Whether nothing can come of it any more."""
+        is_far = match.signature.early or self._phase_number - match.phase_number >= PHASES_APART
+        return is_far and self._was_survived(match)
+
+    @property
+    def _phase_number(self) -> int:
+        return PHASES.index(self.phase) if self.phase is not None else 0
+
     def _progress(self, rank: Optional[int]) -> int:
         """Markers of phases that show ``rank`` go on: its own, and those that name none; all for None."""
         return self._markers[ANY] if rank is None else self._markers[rank] + self._markers[None]
 
     def _was_survived(self, match: Match) -> bool:
-        """Whether the start went on after it: a rank's own start, where one is named."""
-        return match.signature.survivable and match.markers != self._progress(match.place.rank)
+        """Whether the start went on after it: a rank's own start, where one is named.
+
+        What counts only before the first traceback is survived by one: the server's program ran.
+        """
+        signature = match.signature
+        went_on = match.markers != self._progress(match.place.rank) or (signature.early and self._any_traceback)
+        return signature.survivable and went_on
+
+    def _gives_way(self, match: Match, error: Place) -> bool:
+        """Whether a traceback's own error explains more: one before what is only a consequence, one after what the
+        start went on after, any but itself for a mere warning.
+        """
+        place = match.place
+        if match.is_quiet:
+            return error.order != place.order
+        if self._was_survived(match):
+            return error.order > place.order
+        return match.signature.consequence and error.order < place.order
 
     def _is_strong(self, match: Match) -> bool:
         """Whether the match alone shows a failure: not a mere warning, nor something the start went on after."""
