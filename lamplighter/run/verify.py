@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,10 @@ class Results:
 
 
 def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> str:
-    """Return JUnit XML, one suite a server. A warning is a skipped case of type ``warning``, with its evidence."""
+    """Return JUnit XML, one suite a server. A warning is a skipped case of type ``warning``, with its evidence.
+
+    Results of one name (of its parameters, of its own end) are numbered: readers of JUnit keep the first of a name.
+    """
     root = ET.Element("testsuites", name="lamplighter verify")
     for host, server, checks in suites:
         count = {
@@ -204,9 +208,13 @@ def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -
         took = f"{sum(check['seconds'] for check in checks):.3f}"
         figures = {"name": f"{host}/{server}", "time": took, **{name: str(value) for name, value in count.items()}}
         suite = ET.SubElement(root, "testsuite", figures)
+        told: Counter[str] = Counter()
         for check in checks:
+            told[check["name"]] += 1
+            number = told[check["name"]]
+            name = check["name"] if number == 1 else f"{check['name']} ({number})"
             case = ET.SubElement(
-                suite, "testcase", classname=f"{host}.{server}", name=check["name"], time=f"{check['seconds']:.3f}"
+                suite, "testcase", classname=f"{host}.{server}", name=name, time=f"{check['seconds']:.3f}"
             )
             evidence = clean(check["evidence"])
             if check["outcome"] == PASSED:

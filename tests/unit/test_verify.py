@@ -596,6 +596,14 @@ def test_junit_has_a_suite_a_server_and_every_outcome() -> None:
     assert first.find("testcase[@name='c1']/failure").get("message") == "e<&"
 
 
+def test_junit_has_every_result_of_a_check_under_a_name_of_its_own() -> None:
+    checks = [
+        dataclasses.asdict(CheckResult("par", "?", "blocker", outcome, "", 0.1)) for outcome in ("passed", "failed")
+    ]
+    cases = ET.fromstring(junit_text([("gpu1", "demo", checks)])).iter("testcase")
+    assert [case.get("name") for case in cases] == ["par", "par (2)"]
+
+
 def test_junit_is_written_before_anything_is_asked_and_holds_nothing_of_the_last_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
