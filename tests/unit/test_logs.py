@@ -690,6 +690,16 @@ def test_a_refused_flag_behind_an_earlier_start_is_a_start_of_its_own(engine: st
     assert (found.outcome, found.phase, found.cause) == ("failed", "boot", "unknown_flag")
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["engine told", "engine guessed"])
+def test_the_banner_alone_begins_a_start(told: bool) -> None:
+    gated = (PROJECT / "tests" / "cases" / "logs" / "vllm-032-licence-not-accepted" / "server.log").read_text()
+    whole = (PROJECT / "tests" / "cases" / "logs" / "vllm-033-tp4-ulimit-warning" / "server.log").read_text()
+    found = diagnose_log((whole + gated).encode(), ENGINES, "vllm" if told else None)
+    assert (found.outcome, found.phase, found.cause) == ("failed", "boot", "gated_model")
+    found = diagnose_log((gated + whole).encode(), ENGINES, "vllm" if told else None)
+    assert (found.outcome, found.phase, found.cause) == ("ready", "ready", None)
+
+
 def test_the_pids_of_nccl_lines_are_ours() -> None:
     oom = OOM.format(wanted="20.00 GiB", free="1.00 GiB") + "Process 4242 has 60.00 GiB memory in use. " + ITSELF
     assert diagnose("gpu-1:4242:4242 [3] ras/client_support.cc:171 NCCL WARN x\n" + oom).cause == "gpu_oom"
