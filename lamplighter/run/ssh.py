@@ -44,8 +44,8 @@ EXIT_LAG = 5.0
 #: Bytes of a command's stderr that are kept, the newest.
 STDERR_LIMIT = 64 * 1024
 
-#: How long a busy thread goes on while another one wants to.
-PROMPT_SECONDS = 0.0002
+#: How long a busy thread goes on while another one wants to: during a login, and else.
+PROMPT_SECONDS, USUAL_SECONDS = 0.0002, sys.getswitchinterval()
 
 _CHUNK = 32 * 1024
 
@@ -257,12 +257,11 @@ def prompt_threads() -> Iterator[None]:
 
     facts: by default it waits 5 ms each time, and the threads of a login change hands some 20 times.
     """
-    usual = sys.getswitchinterval()
     sys.setswitchinterval(PROMPT_SECONDS)
     try:
         yield
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(USUAL_SECONDS)
 
 
 class Channel:
