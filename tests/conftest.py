@@ -11,10 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.leaks import Watch
 from tests.needs import REQUIRE_VARIABLE, is_required
+
+# Absolute times say nothing on a machine that many tests share.
+hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 pytest_plugins = ["tests.nodes.fixtures", "tests.engines.fixtures"]
 

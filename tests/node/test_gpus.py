@@ -344,7 +344,7 @@ def test_no_single_change_of_the_output_frees_what_is_not_free(node: Node) -> No
         assert verdict.word != FREED, sample
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(nodes(), st.integers(0, 1 << 32))
 def test_no_spoiled_output_frees_what_is_not_free(node: Node, seed: int) -> None:
     expected = [node.uuid(at) for at in node.expected]
@@ -359,7 +359,7 @@ def test_no_spoiled_output_frees_what_is_not_free(node: Node, seed: int) -> None
     gpus.list_gpus(sample)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nodes())
 def test_unspoiled_output_tells_the_truth(node: Node) -> None:
     rows, apps = node.sample()
@@ -370,7 +370,7 @@ def test_unspoiled_output_tells_the_truth(node: Node) -> None:
     assert set(verdict.holders) == {pid for pid, at in node.pids.items() if at in node.expected}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(), st.text(), st.text(), st.one_of(st.none(), st.integers()))
 def test_no_text_at_all_makes_it_raise(out: str, apps: str, err: str, rc: int | None) -> None:
     sample = Sample(Answer(rc, out, err), Answer(rc, apps, err))
