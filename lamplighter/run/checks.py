@@ -223,7 +223,7 @@ def _place_of(error: BaseException, directories: Sequence[Path]) -> str:
 
 def _unfit(name: str, value: Any, default: Any) -> str:
     """Say why ``value`` cannot be the threshold that a role sets to ``default``; "" where it can."""
-    if isinstance(default, list | tuple):
+    if isinstance(default, tuple):
         kind, fits = "a list", isinstance(value, list | tuple)
     else:
         kind, fits = "a number", isinstance(value, int | float)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-import yaml
-
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
+from lamplighter.inventory.sources import Problems, plain, read_mapping
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.release.engine import load_engine
@@ -240,10 +239,10 @@ def _defaults(server: Server, project: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for role in ("node", server.engine):
         path = project / "roles" / role / "defaults.yml"
-        said = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+        said: Any = plain(read_mapping(path, Problems())) if path.exists() else {}
         found |= (said.get("server") or said).get("checks") or {}
     return {
-        name: value for name, value in found.items() if isinstance(value, int | float | list) and value is not False
+        name: value for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False
     }
 
 
