@@ -279,7 +279,7 @@ def test_who_holds_a_gpu_after_the_stop_and_did_not_before(living: Living) -> No
     assert restarters.newcomers(claims(old), claims(old)) == []
     (found,) = restarters.newcomers(claims(old), claims(old, importer, kind=FOREIGN))
     assert found.process == importer
-    assert "CUDA IPC" in restarters.describe_newcomer(found, [stopped], since=0.0)
+    assert "CUDA IPC" in restarters.describe_newcomer(found, [stopped], since=-1.0)
     assert "started after the stop" in restarters.describe_newcomer(found, [stopped], since=100.0)
     again = Claim(dataclasses.replace(old, cgroup="0::/system.slice/llm.service\n"), STALE, "holds one of our GPUs")
     said = restarters.describe_newcomer(again, [stopped], since=100.0)
