@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ print(subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, **options).pi
 """
 
 
-def until(question: Callable[[], object], seconds: float = 10.0) -> bool:
+def until(question: Callable[[], object], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if question():
@@ -69,6 +70,7 @@ class Living:
         self._children: list[subprocess.Popen[Any]] = []
         self._others: list[Identity] = []
         self._launched: list[Launched] = []
+        self._ports: list[socket.socket] = []
 
     def start(self, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
         child = subprocess.Popen(argv, **options)
@@ -94,7 +96,7 @@ class Living:
     def plain(self, code: str, **options: Any) -> str:
         """Run the system's own Python, which every user may, on ``code``; return what it said."""
         words = ["/usr/bin/python3", "-I", "-S", "-c", "import sys\n" + code]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False, **options)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -102,12 +104,12 @@ class Living:
         """Run ``argv``; return the line that it said, though children of it may hold its stdout open."""
         child = self.start(argv, stdout=subprocess.PIPE, text=True, **options)
         line = child.stdout.readline().strip()
-        child.wait(timeout=30)
+        child.wait(timeout=120)
         return str(line)
 
     def exit_code(self, pid: int) -> int:
         """Wait for a child that was started here."""
-        return next(child for child in self._children if child.pid == pid).wait(timeout=10)
+        return next(child for child in self._children if child.pid == pid).wait(timeout=60)
 
     def orphan(self, argv: list[str], **options: Any) -> Process:
         """Start ``argv``; whoever started it has ended."""
@@ -131,7 +133,17 @@ class Living:
         self._launched.append(launched)
         return launched
 
+    def port(self) -> int:
+        """Return a port that nobody is given by chance until the end; a server with SO_REUSEADDR may listen on it."""
+        held = socket.socket()
+        self._ports.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
     def end(self) -> None:
+        for held in self._ports:
+            held.close()
         for launched in self._launched:
             while found := members(launched):
                 for process in found:
@@ -165,5 +177,5 @@ def kill(identity: Identity) -> Identity:
     if handle is not None:
         with handle, contextlib.suppress(OSError):
             handle.signal(signal.SIGKILL)
-            handle.wait(5)
+            handle.wait(60)
     return identity
