@@ -72,7 +72,8 @@ def test_a_supervisor_that_hangs_is_given_up_and_cannot_start_anything_later(
     runner = tmp_path / "runner"
     runner.mkdir()
     (runner / "__main__.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+        f"import os, time\nopen({str(tmp_path / 'part')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\ntime.sleep(600)\n"
     )
     with pytest.raises(LaunchFailed, match="wrote nothing within"):
         living.launch(shell("exit"), run, str(runner))
@@ -137,7 +138,7 @@ def test_codes_and_signals_are_told_apart(
     run: LaunchFiles, living: Living, runner_home: str, script: str, expected: ExitStatus, words: str
 ) -> None:
     launched = living.launch(shell(script), run, runner_home)
-    status = launcher.read_exit(run, wait=10)
+    status = launcher.read_exit(run, wait=60)
     assert status == expected
     assert str(status) == words
     assert until(lambda: not processes.is_alive(launched.supervisor))
@@ -156,7 +157,7 @@ def test_a_command_that_cannot_be_run_is_127_with_the_reason_in_its_log(
     run: LaunchFiles, living: Living, runner_home: str, command: list[str], directory: str, reason: str
 ) -> None:
     living.launch(command, run, runner_home, directory)
-    assert launcher.read_exit(run, wait=10) == ExitStatus(127, None)
+    assert launcher.read_exit(run, wait=60) == ExitStatus(127, None)
     assert reason in log_of(run)
 
 
@@ -164,14 +165,14 @@ def test_while_it_runs_there_is_no_exit(run: LaunchFiles, living: Living, runner
     launched = living.launch(["/bin/sleep", "60"], run, runner_home)
     assert launcher.read_exit(run, wait=0.1) is None
     kill(launched.main)
-    assert launcher.read_exit(run, wait=10) == ExitStatus(None, signal.SIGKILL)
+    assert launcher.read_exit(run, wait=60) == ExitStatus(None, signal.SIGKILL)
 
 
 def test_a_killed_supervisor_takes_nothing_but_the_exit_status_along(
     run: LaunchFiles, living: Living, runner_home: str
 ) -> None:
     launched = living.launch(shell("sleep 60 & wait"), run, runner_home)
-    assert until(lambda: len(members(launched)) == 2)
+    assert until(lambda: sorted(each.title for each in members(launched)) == ["/bin/sh", "sleep"])
     kill(launched.supervisor)
     assert until(lambda: process_of(launched.main.pid).ppid != launched.supervisor.pid)
     assert processes.is_alive(launched.main)
@@ -190,7 +191,7 @@ def test_a_signal_to_its_group_does_not_end_the_supervisor(
     assert group != os.getpgid(0)
     os.killpg(group, number)
     os.kill(launched.main.pid, signal.SIGTERM)
-    assert launcher.read_exit(run, wait=10) == ExitStatus(None, signal.SIGTERM)
+    assert launcher.read_exit(run, wait=60) == ExitStatus(None, signal.SIGTERM)
 
 
 # ------------------------------------------------------------------------------------------------ what descends from it
@@ -233,13 +234,13 @@ def test_descendants_stay_findable_whatever_they_do_and_are_stopped(
     launched, family = launch_family(run, living, runner_home, tmp_path)
     assert {process.pid for process in members(launched)} == family
     kill(launched.main)
-    assert launcher.read_exit(run, wait=10) == ExitStatus(None, signal.SIGKILL)
+    assert launcher.read_exit(run, wait=60) == ExitStatus(None, signal.SIGKILL)
     family.remove(launched.main.pid)
     assert until(lambda: {process_of(pid).ppid for pid in family} == {launched.supervisor.pid})
     assert {process.pid for process in members(launched)} == family
     assert processes.is_alive(launched.supervisor)
     told: list[str] = []
-    assert stop.stop(lambda: members(launched), stop.Manner(signal.SIGTERM, True, 20), told.append) == []
+    assert stop.stop(lambda: members(launched), stop.Manner(signal.SIGTERM, True, 60), told.append) == []
     assert [pid for pid in family if is_running(pid)] == []
     assert told == []
     assert until(lambda: not processes.is_alive(launched.supervisor))

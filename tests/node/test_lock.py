@@ -21,7 +21,7 @@ from lamplighter.node.act import lock
 held = lock.acquire("GPU 0", sys.argv[1])
 held.note({"run": "r1", "by": "ada@desk", "stage": "ready"})
 print("held")
-time.sleep(60)
+time.sleep(600)
 """
 NOTE = {"run": "r1", "by": "ada@desk", "stage": "ready"}
 
@@ -80,9 +80,9 @@ def test_a_waiter_gets_it_as_soon_as_the_holder_is_killed(tmp_path: Path, living
     began = time.monotonic()
     killer = threading.Timer(0.3, holder.kill)
     killer.start()
-    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=20).release()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=120).release()
     killer.join()
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
 
 
 def test_a_waiter_gives_up_after_its_time(tmp_path: Path, living: Living) -> None:
@@ -90,10 +90,13 @@ def test_a_waiter_gives_up_after_its_time(tmp_path: Path, living: Living) -> Non
     began = time.monotonic()
     with pytest.raises(lock.Locked):
         lock.acquire("GPU 0", str(tmp_path / "lock"), wait=0.4)
-    assert 0.4 <= time.monotonic() - began < 5
+    assert 0.4 <= time.monotonic() - began < 60
 
 
-def test_a_look_at_the_holder_does_not_keep_anybody_out(tmp_path: Path, living: Living) -> None:
+def test_a_look_at_the_holder_does_not_keep_anybody_out(
+    tmp_path: Path, living: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 60.0)  # whoever looks may be paused in the middle
     path = tmp_path / "lock"
     lock.acquire("GPU 0", str(path)).release()
     looking = living.python(
@@ -109,13 +112,13 @@ def test_a_look_at_the_holder_does_not_keep_anybody_out(tmp_path: Path, living: 
 
 def test_a_tool_that_the_holder_started_does_not_hold_it(tmp_path: Path, living: Living) -> None:
     code = HOLD.replace(
-        'print("held")', "import subprocess; print(subprocess.Popen(['sleep', '60'], close_fds=False).pid)"
+        'print("held")', "import subprocess; print(subprocess.Popen(['sleep', '600'], close_fds=False).pid)"
     )
     holder = living.python(code, str(tmp_path / "lock"))
     tool = living.keep(int(holder.first_line))
     assert_locked(tmp_path / "lock", NOTE)
     holder.kill()
-    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=1).release()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=60).release()
     assert is_running(tool.pid)
 
 
@@ -126,16 +129,16 @@ from lamplighter.node.act import launcher, lock
 from lamplighter.node.layout import RunDirectory
 held = lock.acquire("GPU 0", sys.argv[1])
 launch = RunDirectory(sys.argv[2]).launch("new")
-launched = launcher.launch_detached(["/bin/sleep", "60"], "/", launch, sys.argv[3], "lamplighter-test-lock")
+launched = launcher.launch_detached(["/bin/sleep", "600"], "/", launch, sys.argv[3], "lamplighter-test-lock")
 print(launched.main.pid, launched.supervisor.pid)
-time.sleep(60)
+time.sleep(600)
 """
     run = RunDirectory(str(tmp_path))
     holder = living.python(code, str(tmp_path / "lock"), run.path, runner_home)
     server, supervisor = (living.keep(int(word)) for word in holder.first_line.split())
     assert_locked(tmp_path / "lock", {})
     holder.kill()
-    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=1).release()
+    lock.acquire("GPU 0", str(tmp_path / "lock"), wait=60).release()
     assert is_running(server.pid)
     assert is_running(supervisor.pid)
     kill(server.identity)
@@ -235,7 +238,7 @@ def test_two_users_keep_each_other_out(open_dir: Path, living: Living, runner_ho
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     assert os.stat(path).st_uid == process_of(holder.pid).uid == first
-    assert as_user(second, asking).communicate(timeout=20)[0] == "ada@desk\n"
+    assert as_user(second, asking).communicate(timeout=120)[0] == "ada@desk\n"
     holder.kill()
     holder.wait()
-    assert as_user(second, asking).communicate(timeout=20)[0] == "mine\n"
+    assert as_user(second, asking).communicate(timeout=120)[0] == "mine\n"
