@@ -23,7 +23,7 @@ PYTHONS = [*sorted(glob.glob("/root/.pyenv/versions/3*/bin/python")), "/usr/bin/
 PYTHONS = [path for path in PYTHONS if os.access(path, os.X_OK)] or [sys.executable]
 PLAN: dict[str, Any] = {"NCCL_PROTO": "LL", "NCCL_P2P_LEVEL": {"value": "SYS", "mode": "force"}}
 EXPECTED = {"NCCL_PROTO": "LL", "NCCL_P2P_LEVEL": "SYS"}
-DEADLINE = 30.0
+DEADLINE = 120.0
 IN_CHILD = "b'spawn_main' in open('/proc/self/cmdline', 'rb').read()"
 
 
@@ -67,7 +67,7 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not is_gone(pid):
         assert time.monotonic() < until, f"{pid} lives on"
         time.sleep(0.01)
@@ -253,18 +253,30 @@ def test_a_child_that_dies(launch: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["parent", "child"])
-def test_at_the_deadline_the_whole_group_is_gone(launch: Path, tmp_path: Path, where: str) -> None:
+def test_at_the_deadline_the_whole_group_is_gone(
+    launch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     pids = tmp_path / "pids"
+
+    class Clock:
+        """Its time is up as soon as both processes hang."""
+
+        @staticmethod
+        def monotonic() -> float:
+            hang = pids.exists() and pids.read_text().count("\n") == 2
+            return time.monotonic() + (3600 if hang else 0)
+
+    monkeypatch.setattr(envproof, "time", Clock)
     hang = (
         f"import os, sys, time\nif {'True' if where == 'parent' else IN_CHILD}:\n"
         f"    sys.stdout.write('thinking'); sys.stdout.flush(); child = os.fork()\n"
         f"    open({str(pids)!r}, 'a').write('%d\\n' % os.getpid())\n    time.sleep(600)"
     )
     began = time.monotonic()
-    proof = prove(launch, environ=behind_ours(tmp_path / "slow", hang), deadline=2.0)
-    assert time.monotonic() - began < 10
+    proof = prove(launch, environ=behind_ours(tmp_path / "slow", hang), deadline=200.0)
+    assert time.monotonic() - began < 120
     assert not proof.ok
-    assert "within 2 s; its process group was killed: thinking" in proof.message
+    assert "within 200 s; its process group was killed: thinking" in proof.message
     assert ("its spawn child gave no answer" in proof.message) == (where == "child")
     found = [int(line) for line in pids.read_text().split()]
     assert len(found) == 2
@@ -275,8 +287,9 @@ def test_at_the_deadline_the_whole_group_is_gone(launch: Path, tmp_path: Path, w
 def test_who_keeps_our_pipes_open_does_not_keep_us(launch: Path, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     stay = (
-        f"import os, time\nif not os.path.exists({str(pids)!r}) and os.fork() == 0:\n"
-        f"    open({str(pids)!r}, 'w').write(str(os.getpid()))\n    time.sleep(600)"
+        f"import os, time\npids = {str(pids)!r}\nif not os.path.exists(pids) and os.fork() == 0:\n"
+        "    open(pids + '.part', 'w').write(str(os.getpid()))\n    os.rename(pids + '.part', pids)\n"
+        "    time.sleep(600)\nwhile not os.path.exists(pids):\n    time.sleep(0.01)"
     )
     proof = prove(launch, environ=behind_ours(tmp_path / "stays", stay))
     assert proof.ok, proof.message

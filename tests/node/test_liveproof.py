@@ -148,8 +148,9 @@ def test_what_to_do_depends_on_what_the_inventory_says_already(living: Living, l
 def test_a_worker_that_never_ran_our_file_is_told_apart(living: Living, launch: Path) -> None:
     code = (
         "import subprocess\n"
-        "child = subprocess.Popen([sys.executable, '-I', '-c', 'import time; time.sleep(600)'],"
-        " env={**os.environ, 'NCCL_PROTO': 'Tree'}, stdout=subprocess.DEVNULL)\nsys.stdout.write('%d\\n' % child.pid)"
+        "words = [sys.executable, '-I', '-c', 'import time; print(flush=True); time.sleep(600)']\n"
+        "child = subprocess.Popen(words, env={**os.environ, 'NCCL_PROTO': 'Tree'}, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\nsys.stdout.write('%d\\n' % child.pid)"
     )
     child = living.start(
         [str(launch), sys.executable, "-c", TALK, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

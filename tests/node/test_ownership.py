@@ -116,6 +116,7 @@ class Zoo:
         said = self.living.output([sys.executable, "-S", str(self.directory / "spawn.py")], start_new_session=True)
         pid, tracker = map(int, said.split())
         self.living.keep(tracker)
+        assert until(lambda: "resource_tracker" in process_of(tracker).command)
         self.living.keep(pid)
         assert until(lambda: "spawn_main" in process_of(pid).command)
         return pid, tracker
@@ -327,7 +328,7 @@ def test_a_listed_name_is_a_title_a_command_or_a_path(zoo: Zoo, living: Living) 
     titled = living.titled("text-generation").pid
     argument = zoo.waiting_shell("sh", "-c", "read x; : text-generation", "text-generation")
     zoo.holders = {by_path, titled, argument}
-    assert until(lambda: process_of(by_path).comm == "sleep")
+    assert until(lambda: process_of(by_path).title == SLEEP)
     assert zoo.claims(listed=["text-generation"])[titled] == LISTED
     assert zoo.claims(listed=["text-generation"])[argument] == FOREIGN
     for name in ("sleep", SLEEP):
