@@ -136,6 +136,7 @@ for path in made:
     assert living.plain(code, user=NOBODY, group=NOBODY, cwd="/") == "[True, False]"
 
 
+@pytest.mark.usefixtures("segments")  # what lies in /dev/shm of other tests is no business of these
 def test_sockets_and_ports_of_a_killed_server(living: Living, tmp_path: Path) -> None:
     path = tmp_path / "ipc"
     server = living.python(LISTEN, str(path))
@@ -150,6 +151,7 @@ def test_sockets_and_ports_of_a_killed_server(living: Living, tmp_path: Path) ->
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("segments")
 def test_a_socket_that_another_process_bound_again_is_left(living: Living, tmp_path: Path) -> None:
     path = tmp_path / "ipc"
     with socket.socket(socket.AF_UNIX) as other:
