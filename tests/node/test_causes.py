@@ -102,6 +102,7 @@ def test_space_is_measured_where_it_ran_out(cause: str, said: str, tmp_path: Pat
 
 
 def test_the_kernels_log_is_read_where_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "KERNEL_SECONDS", 60.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "dmesg").write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
     words = "[ 5040.100200] host kernel: Out of memory: Killed process 4243 (x) total-vm:1kB"
@@ -115,5 +116,5 @@ def test_the_kernels_log_is_read_where_it_may_be(tmp_path: Path, monkeypatch: py
     (tmp_path / "journalctl").write_text("#!/bin/sh\nexit 1\n")
     assert kernel_notes(0.0) is None
     monkeypatch.setattr(causes, "KERNEL_SECONDS", 0.2)
-    (tmp_path / "dmesg").write_text("#!/bin/sh\nexec sleep 5\n")
+    (tmp_path / "dmesg").write_text("#!/bin/sh\nexec sleep 600\n")
     assert kernel_notes(0.0) is None
