@@ -24,6 +24,7 @@ import pytest
 
 from lamplighter.errors import ContactLost, NodeRefused
 from lamplighter.inventory.schema import ConnectionSpec
+from lamplighter.node import events
 from lamplighter.run import session
 from lamplighter.run.runner import Runner, boot_source
 from lamplighter.run.ssh import Node, SilenceTimeout
@@ -66,6 +67,8 @@ TINY = zipped(
 @pytest.fixture(autouse=True)
 def tiny(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests send TINY; those that ask for ``real`` the node side as it is."""
+    monkeypatch.setattr(session, "MARKER_SECONDS", 120.0)
+    monkeypatch.setattr(events, "SILENCE_SECONDS", 120.0)  # TINY sends no beats
     if "real" not in request.fixturenames:
         monkeypatch.setattr(session, "pack", lambda: TINY)
 
@@ -103,7 +106,7 @@ class PlainChannel:
 
     @property
     def exit_status(self) -> int:
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=120)
 
     def lost(self) -> ContactLost:
         return ContactLost(f"ended with {self.exit_status}", why=self.read_stderr().decode())
@@ -111,7 +114,7 @@ class PlainChannel:
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()  # type: ignore[union-attr]
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         for stream in (self.process.stdout, self.process.stderr):
             if stream:
                 stream.close()
@@ -365,7 +368,7 @@ class Raw:
         assert self.process.stdout.readline().startswith(b"@@lamplighter 00 " + word)
 
     def finish(self) -> tuple[int, bytes, bytes]:
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=120)
         return self.process.returncode, out, err
 
 

@@ -55,7 +55,7 @@ setattr(owner, step, die)
 def die_at(step: str, action: str, *arguments: Path) -> int:
     code = DIE_AT.format(project=str(PROJECT), action=action)
     words = [sys.executable, "-I", "-S", "-c", code, step, *map(str, arguments)]
-    return subprocess.run(words, check=False, timeout=20).returncode
+    return subprocess.run(words, check=False, timeout=120).returncode
 
 
 def names(directory: Path) -> list[str]:

@@ -286,7 +286,7 @@ def test_killed_at_any_step_undeploy_still_gives_everything_back(
     python = told(tmp_path, text)
     words = [sys.executable, "-I", "-S", "-c", KILL_EVERYWHERE, PROJECT, json.dumps(vars(python)), scope]
     done = subprocess.run(
-        [*words, tmp_path / "root", tmp_path], capture_output=True, text=True, timeout=120, check=False
+        [*words, tmp_path / "root", tmp_path], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20

@@ -376,7 +376,7 @@ def test_a_broken_stdout_gives_no_traceback_and_keeps_the_exit_code(as_json: boo
         with os.fdopen(read_end, "rb") as reader:
             read = reader.read()
         assert (b"\\u7070" in read) == (broken == "ascii")
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=240)
     assert process.returncode == 7
     assert "Traceback" not in complaints
     assert "Exception" not in complaints
