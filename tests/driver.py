@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -70,7 +73,7 @@ class Driver:
         home = {"HOME": str(self.home)} if self.home else {}
         return {**os.environ, **home, "LAMPLIGHTER_INVENTORY": str(self.inventory), "TERM": "dumb"}
 
-    def run(self, *words: str, timeout: float = 120) -> Done:
+    def run(self, *words: str, timeout: float = 240) -> Done:
         """Run a command to its end."""
         done = subprocess.run(
             self.command(*words),
@@ -100,8 +103,31 @@ class Driver:
                 process.kill()
 
 
-def eventually(question: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Ask until the answer is true, and return it; fail after ``seconds``."""
+#: Ports for servers of the tests, below those that the kernel hands out by itself, in blocks of one session each.
+PORTS = range(12_000, 32_000, 400)
+_own_block = socket.socket(socket.AF_UNIX)
+
+
+def free_port() -> int:
+    """Return a port that nobody has, and that no other session is given before its server has it."""
+    for port in _ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("unreachable: the ports never end")
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    for first in PORTS:
+        with contextlib.suppress(OSError):  # another session's, until it ends
+            _own_block.bind(f"\0lamplighter-tests-ports-{first}")
+            return itertools.cycle(range(first, first + PORTS.step))
+    raise RuntimeError("more test sessions than blocks of ports")
+
+
+def eventually(question: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Ask until the answer is true, and return it; fail after ``seconds``, which only a hang takes."""
     deadline = time.monotonic() + seconds
     while not (answer := question()):
         assert time.monotonic() < deadline, f"{question} was never true within {seconds} s"
@@ -109,7 +135,7 @@ def eventually(question: Callable[[], Any], seconds: float = 30.0) -> Any:
     return answer
 
 
-def ask(port: int, path: str, body: object = None, host: str = "127.0.0.1", timeout: float = 30) -> tuple[int, Any]:
+def ask(port: int, path: str, body: object = None, host: str = "127.0.0.1", timeout: float = 60) -> tuple[int, Any]:
     """Ask a server over HTTP; the status and the parsed answer. (0, None) when nobody answers."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:

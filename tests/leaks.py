@@ -63,7 +63,7 @@ class Watch:
         else:
             os.environ[TOKEN_VARIABLE] = self.outer
 
-    def leaks(self, grace: float = 2.0) -> list[Leak]:
+    def leaks(self, grace: float = 20.0) -> list[Leak]:
         """All that is left; waits ``grace`` seconds at most for what is just ending."""
         deadline = time.monotonic() + grace
         while (found := [*self._processes(), *self._mounts()]) and time.monotonic() < deadline:

@@ -42,5 +42,5 @@ def tiny_model(transformers_engine: Path) -> Path:
     model = cache_directory() / f"tiny-{transformers_engine.name.rpartition('-')[2]}"
     if not (model / "model.safetensors").exists():  # written last
         script = [transformers_engine / "bin/python", HERE / "tiny_model.py", model]
-        subprocess.run(script, check=True, capture_output=True, timeout=120)
+        subprocess.run(script, check=True, capture_output=True, timeout=600)
     return model

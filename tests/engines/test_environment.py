@@ -21,8 +21,9 @@ from lamplighter.node.envproof import Proof, prove_before
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.observe import processes, startup
 from lamplighter.release.engine import load_engine
+from tests.driver import free_port
 from tests.engines.place import HERE, PIP_INSTALL, cache_directory
-from tests.engines.test_transformers import READY, SECONDS, free_port
+from tests.engines.test_transformers import READY, SECONDS
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import place
 
@@ -122,7 +123,7 @@ def prove_beside(agents: Path, kind: str, first: str, directory: Path) -> tuple[
         words = [str(wrapper)]
     proof = prove_before(
         str(launch), words, {name: value if isinstance(value, str) else value["value"] for name, value in PLAN.items()},
-        60.0, environ=environ,
+        300.0, environ=environ,
     )  # fmt: skip
     code = "import sys; print(' '.join(name for name in sys.modules if name.startswith(('ddtrace', 'opentelemetry'))))"
     ran = subprocess.run([launch, *words, "-c", code], env=environ, capture_output=True, text=True, check=True)

@@ -119,7 +119,7 @@ class Served:
         return self.node.sh("ls /dev/shm").split()
 
     def health(self) -> str:
-        words = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", f"http://127.0.0.1:{PORT}/health"]
+        words = ["curl", "-s", "-m", "25", "-o", "/dev/null", "-w", "%{http_code}", f"http://127.0.0.1:{PORT}/health"]
         return self.node.exec(words, check=False).stdout
 
     def interfere(self, until: Callable[[dict[str, Any]], bool], act: Callable[[], object]) -> Done:
@@ -133,7 +133,7 @@ class Served:
                     break
             act()
             told += process.stdout
-            return Done(process.wait(60), "".join(told), "")
+            return Done(process.wait(240), "".join(told), "")
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_its_api_server_killed_and_deployed_again(served: Served) -> None:
 
 def test_its_engine_killed_while_it_serves(served: Served) -> None:
     served.kill(served.engine())
-    found = eventually(lambda: (now := served.status())["state"] == "stopped" and now, 60)
+    found = eventually(lambda: (now := served.status())["state"] == "stopped" and now)
     assert "its process ended" in found["message"]
     stopped = served.driver.run("stop", "--json", "--host", "gpu1")
     assert stopped.code == Exit.OK, stopped

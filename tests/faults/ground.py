@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ class Ground:
             **self.node.connection(),
             "known_hosts": str(self.park.known_hosts),
             "ansible_python_interpreter": PYTHON,
-            "connect_timeout": 5,
+            "connect_timeout": 10,
             "servers": {
                 "demo": {
                     "engine": "demo", "model": "demo-model", "port": PORT, "gpus": "all",
@@ -154,8 +155,13 @@ class Ground:
         if gaps:
             self.forgiven |= {flaw.partition(":")[0] for flaw in found if ": numbers " in flaw}
         found = [flaw for flaw in found if flaw.partition(":")[0] not in self.forgiven]
-        workers = [words for words in self.node.processes().values() if words.endswith(" worker")]
+        until = time.monotonic() + 60  # one whose last word is read may still be ending
+        while (workers := self.workers()) and time.monotonic() < until:
+            time.sleep(0.1)
         return [*found, *(f"still runs: {words}" for words in workers)]
+
+    def workers(self) -> list[str]:
+        return [words for words in self.node.processes().values() if words.endswith(" worker")]
 
     def launchers(self) -> int:
         """How many demo servers run, serving or not."""

@@ -58,7 +58,7 @@ def flaws_of_journal(run, path):
 
 
 def is_locked(path):
-    deadline = time.monotonic() + 5  # the worker may be about to exit, its end event written
+    deadline = time.monotonic() + 60  # the worker may be about to exit, its end event written
     while time.monotonic() < deadline:
         try:
             with open(path) as file:

@@ -213,7 +213,7 @@ def take_gpu(ground: Ground, process: Any) -> None:
 
 
 def leave_gpu(ground: Ground) -> None:
-    ground.node.sh("pkill -KILL -f '^/usr/bin/trainer'")
+    ground.node.sh("pkill -KILL -f '^/usr/bin/trainer'; while pgrep -f '^/usr/bin/trainer'; do sleep 0.1; done")
 
 
 def take_port(ground: Ground, process: Any) -> None:
@@ -223,7 +223,7 @@ def take_port(ground: Ground, process: Any) -> None:
 
 
 def leave_port(ground: Ground) -> None:
-    ground.node.sh("pkill -KILL -f '[h]ttp.server'")
+    ground.node.sh("pkill -KILL -f '[h]ttp.server'; while pgrep -f '[h]ttp.server'; do sleep 0.1; done")
 
 
 def flood_log(ground: Ground, process: Any) -> None:

@@ -23,8 +23,7 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
 from lamplighter.run.runner import pack
-from tests.driver import PROJECT
-from tests.lab.conftest import free_port
+from tests.driver import PROJECT, free_port
 from tests.node.living import Living
 
 SPEED = "30"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab import node as lab_node
-from tests.driver import Driver, token
+from tests.driver import Driver, free_port, token
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Box:
         }
         self.driver.write("box", {**variables, **(host or {})})
 
-    def run(self, *words: str, timeout: float = 120) -> Any:
+    def run(self, *words: str, timeout: float = 240) -> Any:
         return self.driver.run(*words, "--host", "box", timeout=timeout)
 
     def deploy(self, *words: str) -> Any:
@@ -55,12 +54,6 @@ class Box:
     def state(self) -> Path:
         """``<root>/servers/demo`` of the node."""
         return self.home / "lamplighter" / "servers" / "demo"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.driver import free_port
 
 SPEED = "60"
 
@@ -49,7 +50,7 @@ class Demo:
         return re.split(r"[\r\n]+", self.log)
 
     def ask(
-        self, path: str, body: object = None, *, timeout: float = 30, headers: dict[str, str] | None = None
+        self, path: str, body: object = None, *, timeout: float = 60, headers: dict[str, str] | None = None
     ) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
@@ -86,7 +87,7 @@ class Demo:
         assert text in self.log, f"ended with {self.process.poll()} before {text!r}:\n{self.log[-2000:]}"
 
     def wait_end(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(120)
 
 
 @contextlib.contextmanager
@@ -124,13 +125,7 @@ def members(group: int) -> list[int]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

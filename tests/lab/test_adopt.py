@@ -60,7 +60,7 @@ def by_hand(box: Box, manner: str = "shell", *words: str) -> Iterator[Path]:
     ) as shell:
         try:
             os.write(person, f"{typed}\n".encode())
-            eventually(lambda: ask(box.port, "/health")[0] == 200, 60)  # needs no key
+            eventually(lambda: ask(box.port, "/health")[0] == 200)  # needs no key
             yield directory
         finally:
             shell.send_signal(signal.SIGKILL)  # the server is ended with its node

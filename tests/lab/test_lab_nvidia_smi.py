@@ -65,7 +65,7 @@ def box(tmp_path: Path) -> Path:
     return node.prepare("box", tmp_path)
 
 
-def smi(root: Path, *words: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+def smi(root: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     command = [root / "bin" / "nvidia-smi", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={}, check=False)
 
@@ -170,12 +170,14 @@ def test_the_table_of_a_busy_node_reads_as_recorded(box: Path) -> None:
 
 
 def test_memory_outlives_its_process_for_a_moment_with_a_nameless_row(box: Path) -> None:
-    control.inject(box, release=0.6)
+    control.inject(box, release=600)
     with control.stranger(box, 1000) as process:
         process.kill()
+        wait_until(lambda: ledger.start_of(process.pid) is None)
         assert smi(box, *QUERY_APPS).stdout == f"{control.uuids(box)[0]}, {process.pid}, [No data], 1000\n"
         control.inject(box, teardown="empty")
         assert (smi(box, *QUERY_APPS).stdout, used(box)) == ("", [1010, 0])
+        control.inject(box, release=0.6)
         process.wait()
         wait_until(lambda: used(box) == [0, 0])
         assert control.held(box) == []
@@ -274,7 +276,7 @@ def used(root: Path) -> list[int]:
     return [int(line) for line in smi(root, "--query-gpu=memory.used", "--format=csv,noheader,nounits").stdout.split()]
 
 
-def wait_until(condition: object, timeout: float = 20) -> None:
+def wait_until(condition: object, timeout: float = 120) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout
     while not condition():

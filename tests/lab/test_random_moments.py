@@ -33,7 +33,7 @@ def test_stopped_or_killed_at_random_moments_of_its_start(bench: Bench, box: int
     chance = random.Random(SEED + box)
     began = time.monotonic()
     whole = bench.start()
-    assert until(lambda: bool(ports.listeners(bench.port)), 60)
+    assert until(lambda: bool(ports.listeners(bench.port)), 120)
     seconds = time.monotonic() - began
     bench.end()
     assert bench.remains(whole) == []
@@ -54,8 +54,8 @@ def test_stopped_or_killed_at_random_moments_of_its_start(bench: Bench, box: int
 
 def test_orphans_that_have_no_memory_yet_are_found_before_they_take_it(bench: Bench) -> None:
     """The recorded case: the launcher is dead, nvidia-smi reads 0, and the workers go on starting."""
-    launched = bench.start("--lab-fail", "orphans")
-    assert until(lambda: not processes.is_alive(launched.main), 30)
+    launched = bench.start("--lab-fail", "orphans", "--lab-speed", "0.25")  # they take it 6 s later
+    assert until(lambda: not processes.is_alive(launched.main), 120)
     table = processes.processes()
     assert ownership.members(ownership.Recorded(launched.main, launched.supervisor), table)
     assert control.held(bench.node) == []
@@ -66,7 +66,7 @@ def test_orphans_that_have_no_memory_yet_are_found_before_they_take_it(bench: Be
 def test_orphans_are_what_they_seem_when_nobody_stops_them(bench: Bench) -> None:
     """The counterpart, which shows that the test above could fail: left alone, they do take memory."""
     launched = bench.start("--lab-fail", "orphans")
-    assert until(lambda: bool(control.held(bench.node)), 60)
+    assert until(lambda: bool(control.held(bench.node)), 120)
     assert not processes.is_alive(launched.main)
     bench.end()
     assert bench.remains(launched) == []

@@ -147,12 +147,12 @@ def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box, monke
         first = shell.run("echo $PPID").stdout
         assert shell.run("echo $PPID").stdout == first
         began = time.monotonic()
-        with pytest.raises(CommandTimedOut, match="sleep"):
-            shell.run("echo $$ >$HOME/hung; sleep 600 & wait", timeout=0.5)
-        assert time.monotonic() - began < 20
+        with pytest.raises(CommandTimedOut, match="sleep"):  # after a time in which it has surely begun
+            shell.run("echo $$ >$HOME/hung; sleep 600 & wait", timeout=5)
+        assert time.monotonic() - began < 120
         hung = int((box.home / "hung").read_text())
         assert shell.run("echo $PPID").stdout != first
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{hung}").exists():
             assert time.monotonic() < deadline, "the hung command was not killed"
             time.sleep(0.02)
@@ -163,13 +163,13 @@ def test_ctrl_c_ends_verify_and_not_the_check_that_waits(box: Box) -> None:
     checks = box.driver.inventory / "checks"
     checks.mkdir()
     (checks / "test_own.py").write_text(
-        "def test_first(host):\n    host.run('>$HOME/begun; exec sleep 50')\n"
+        "def test_first(host):\n    host.run('>$HOME/begun; exec sleep 250')\n"
         "def test_second(host):\n    host.run('>$HOME/second')\n"
     )
     with box.driver.started("verify", "--host", "box", "-k", "first or second") as verifying:
-        eventually((box.home / "begun").exists, 60)
+        eventually((box.home / "begun").exists)
         verifying.send_signal(signal.SIGINT)
-        assert verifying.wait(30) == Exit.INTERRUPTED
+        assert verifying.wait(120) == Exit.INTERRUPTED
     assert not (box.home / "second").exists()
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_in_the_verification_of_a_deploy_is_no_success(box: Box, tmp_path
     with box.driver.started("deploy", "--json", "--host", "box") as deploying:
         eventually(lambda: begun.exists() or deploying.poll() is not None)
         deploying.send_signal(signal.SIGINT)
-        told, _ = deploying.communicate(timeout=60)
+        told, _ = deploying.communicate(timeout=120)
     assert deploying.returncode == Exit.DEGRADED, told
     report = json.loads(told.splitlines()[-1])["report"]["hosts"]["box"]["servers"]["demo"]
     assert (report["outcome"], report["cause"]) == ("deployed", "interrupted")

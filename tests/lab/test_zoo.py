@@ -7,15 +7,15 @@ import itertools
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab import control, ledger
 from lamplighter.node import freed, journal
-from lamplighter.node.act import adopt
+from lamplighter.node.act import adopt, stop
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import RunDirectory
 from lamplighter.node.observe import facts, gpus, holders, ownership, ports, processes
@@ -71,7 +71,7 @@ def by_hand(bench: Bench) -> int:
         stderr=-3,
         process_group=0,
     )
-    assert until(lambda: bool(ports.listeners(bench.port)), 60)
+    assert until(lambda: bool(ports.listeners(bench.port)), 120)
     return child.pid
 
 
@@ -160,20 +160,23 @@ def test_none_of_ours_is_claimed_when_nobody_runs(bench: Bench) -> None:
     assert isinstance(bench.await_freed(), freed.Freed)
 
 
-def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench) -> None:
+def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """facts: importers of CUDA IPC memory are charged with it when its owner dies."""
     importer = bench.living.titled("exporter")
     server = on_gpu(bench, bench.living.titled(TITLE, start_new_session=True).pid)
 
-    def take_over() -> None:
-        assert until(lambda: not is_running(server), 60)
-        on_gpu(bench, importer.pid)
+    really = stop.stop
 
-    watcher = threading.Thread(target=take_over)
-    watcher.start()
+    def stop_and_take_over(*given: Any) -> list[processes.Process]:
+        survivors = really(*given)
+        assert not is_running(server)
+        on_gpu(bench, importer.pid)
+        return survivors
+
+    monkeypatch.setattr(stop, "stop", stop_and_take_over)
     run = bench.run()
     swap.stop_old(run)
-    watcher.join()
+    monkeypatch.undo()
     told = [event["message"] for event in journal.read(run.directory.journal) if event["event"] == "warning"]
     assert len(told) == 1
     assert f"a new holder after the stop: pid {importer.pid} " in told[0]

@@ -87,7 +87,7 @@ def why_no_nodes() -> str | None:
         return f"not installed: {' '.join(missing)} (Debian: openssh-server openssh-client iproute2 util-linux)"
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "sh", "-c", TRIAL],
-        capture_output=True, text=True, timeout=20, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     if tried.returncode != 0:
         return f"this machine lets nobody make namespaces: {(tried.stderr or tried.stdout).strip()}"
@@ -197,7 +197,7 @@ class NodePark:
         *,
         inventory: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 240,
         **options: Any,
     ) -> Completed:
         """Run a control-side command in the hub, in the project's directory, and wait. Never raises on an exit code.
@@ -352,7 +352,7 @@ class Node:
         self._outer.stdin.write(json.dumps(asdict(self._spec())).encode())
         self._outer.stdin.close()
         try:
-            self.pid = wait_for(self._first_child, 10, "PID 1")
+            self.pid = wait_for(self._first_child, 60, "PID 1")
             self._plug_in()
             wait_for(self._sshd_listens, 60, "sshd")
         except NodeTrouble as trouble:
@@ -389,7 +389,7 @@ class Node:
         user: str = "root",
         check: bool = True,
         input: str | None = None,  # noqa: A002 - named as in subprocess.run
-        timeout: float = 30,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run a command inside, past sshd. With ``check`` a failure raises NodeTrouble with all that was said."""
@@ -461,7 +461,7 @@ class Node:
             self.sh('kill "$(cat /run/sshd.pid)"')
         if sessions:
             self.kill_sessions()
-        wait_for(lambda: not self._sshd_listens(), 10, "sshd to stop")
+        wait_for(lambda: not self._sshd_listens(), 60, "sshd to stop")
 
     def kill_sessions(self) -> None:
         """Kill the sshd process of each open session, as the OOM killer would."""
@@ -472,7 +472,7 @@ class Node:
             self.exec(["systemctl", "start", "ssh.service"])
         else:
             self.exec(["/usr/sbin/sshd", "-f", "/etc/node/sshd_config", "-E", "/run/sshd.log"])
-        wait_for(self._sshd_listens, 10, "sshd")
+        wait_for(self._sshd_listens, 60, "sshd")
 
     # the disk
 
@@ -584,7 +584,7 @@ class Node:
     def _drop_cgroup(self) -> None:
         script = 'find "$1" -depth -type d -exec rmdir {} + 2>/dev/null; [ ! -d "$1" ] && echo gone || true'
         wait_for(
-            lambda: self.park.hub_run("sh", "-c", script, "drop", self._cgroup), 5, "the node's cgroup to be empty"
+            lambda: self.park.hub_run("sh", "-c", script, "drop", self._cgroup), 60, "the node's cgroup to be empty"
         )
 
 
@@ -625,7 +625,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def checked(words: Sequence[str]) -> str:
-    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL)
     if result.returncode != 0:
         raise NodeTrouble(f"{' '.join(words)}: exit code {result.returncode}: {result.stderr.strip()}")
     return result.stdout

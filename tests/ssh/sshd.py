@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.driver import free_port
+
 BINARY = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin:/sbin")
 
 CONFIG = """\
@@ -50,12 +52,6 @@ def public(file: Path) -> str:
     return " ".join(Path(f"{file}.pub").read_text().split()[:2])
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def sign(authority: Path, key: Path, user: str, *options: str) -> Path:
     """A user certificate for ``key``, beside it."""
     words = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", "-n", user, *options, f"{key}.pub"]
@@ -87,7 +83,7 @@ class Sshd:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
 
     def known_line(self, kind: str = "ed25519") -> str:
         return f"[{self.host}]:{self.port} {public(self.host_keys[kind])}\n"
@@ -104,7 +100,7 @@ class Sshd:
         if subprocess.run([*words, "-t", *penalties], capture_output=True, check=False).returncode == 0:
             words += penalties
         self._process = subprocess.Popen([*words, "-D", "-E", str(self.log)], stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self._process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex((self.host, self.port)) == 0:

@@ -23,7 +23,8 @@ from lamplighter.run import hop, ssh, wire
 from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
 from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout
-from tests.ssh.sshd import Sshd, free_port, make_key, missing, public, sign
+from tests.driver import free_port
+from tests.ssh.sshd import Sshd, make_key, missing, public, sign
 
 Require = Callable[[str, "str | None"], None]
 
@@ -72,7 +73,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 @pytest.fixture
 def spec(sshd: Sshd, client_key: Path) -> ConnectionSpec:
-    return ConnectionSpec(host=sshd.host, port=sshd.port, user=sshd.user, key_file=str(client_key), connect_timeout=5.0)
+    return ConnectionSpec(
+        host=sshd.host, port=sshd.port, user=sshd.user, key_file=str(client_key), connect_timeout=60.0
+    )
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def node(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> Iterator[Node]:
 
 
 def test_run_gives_output_and_exit_status(node: Node) -> None:
-    result = node.run("printf out; printf err >&2; exit 7", timeout=10)
+    result = node.run("printf out; printf err >&2; exit 7", timeout=60)
 
     assert (result.exit_status, result.stdout, result.stderr) == (7, b"out", b"err")
 
@@ -94,11 +97,11 @@ def test_run_gives_output_and_exit_status(node: Node) -> None:
 def test_stdin_streams_while_the_command_answers(node: Node) -> None:
     with node.stream("exec cat") as channel:
         channel.write(b"first\n")
-        assert channel.read(10) == b"first\n"
+        assert channel.read(60) == b"first\n"
         channel.write(b"second\n")
-        assert channel.read(10) == b"second\n"
+        assert channel.read(60) == b"second\n"
         channel.close_write()
-        assert channel.read(10) == b""
+        assert channel.read(60) == b""
         assert channel.exit_status == 0
 
 
@@ -123,13 +126,13 @@ def test_a_flood_on_stderr_does_not_block_stdout(node: Node) -> None:
 
 
 def test_a_command_that_ends_before_reading_its_input(node: Node) -> None:
-    result = node.run("exec /bin/sh -c 'echo no python >&2; exit 127'", timeout=20, stdin=b"x" * 5_000_000)
+    result = node.run("exec /bin/sh -c 'echo no python >&2; exit 127'", timeout=60, stdin=b"x" * 5_000_000)
 
     assert (result.exit_status, result.stderr) == (127, b"no python\n")
 
 
 def test_a_killed_command_has_no_exit_status(node: Node) -> None:
-    assert node.run("kill -9 $$", timeout=10).exit_status is None
+    assert node.run("kill -9 $$", timeout=60).exit_status is None
     assert node.is_alive
 
 
@@ -137,31 +140,31 @@ def test_run_ends_at_its_timeout(node: Node) -> None:
     started = time.monotonic()
 
     with pytest.raises(CommandTimedOut) as caught:
-        node.run("echo starting >&2; while :; do echo .; sleep 0.05; done", timeout=0.5)
+        node.run("echo starting >&2; while :; do echo .; sleep 0.05; done", timeout=3)
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert "starting" in str(caught.value)
     assert caught.value.exit_code == Exit.DETACHED
-    assert node.run("echo on", timeout=10).stdout == b"on\n"
+    assert node.run("echo on", timeout=60).stdout == b"on\n"
 
 
-@pytest.mark.parametrize("command", ["exec yes", "exec yes >&2", "exec sleep 30"])
+@pytest.mark.parametrize("command", ["exec yes", "exec yes >&2", "exec sleep 120"])
 def test_run_ends_at_its_timeout_whatever_the_command_does(node: Node, command: str) -> None:
     started = time.monotonic()
 
     with pytest.raises(CommandTimedOut):
         node.run(command, timeout=0.3, stdin=b"x" * 5_000_000)
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_run_times_out_when_only_the_output_has_ended(node: Node) -> None:
     with pytest.raises(CommandTimedOut):
-        node.run("exec >&- 2>&-; sleep 3", timeout=0.4)
+        node.run("exec >&- 2>&-; sleep 60", timeout=0.4)
 
 
 def test_a_command_that_takes_no_input_does_not_hang_the_writer(node: Node) -> None:
-    with node.stream("exec sleep 30") as channel, pytest.raises(SilenceTimeout, match="took no input"):
+    with node.stream("exec sleep 60") as channel, pytest.raises(SilenceTimeout, match="took no input"):
         channel.write(b"x" * 5_000_000, timeout=0.3)
 
 
@@ -172,11 +175,11 @@ def test_silence_is_not_the_end(node: Node) -> None:
         with pytest.raises(SilenceTimeout):
             channel.read(0)
         channel.write(b"late")
-        assert channel.read(10) == b"late"
+        assert channel.read(60) == b"late"
 
 
 def test_no_terminal(node: Node) -> None:
-    assert node.run("tty", timeout=10).stdout == b"not a tty\n"
+    assert node.run("tty", timeout=60).stdout == b"not a tty\n"
 
 
 def test_too_many_sessions(node: Node) -> None:
@@ -184,14 +187,14 @@ def test_too_many_sessions(node: Node) -> None:
         for _ in range(3):
             stack.enter_context(node.stream("exec cat"))
         with pytest.raises(Unreachable, match="refuses another session") as caught:
-            node.run("true", timeout=10)
+            node.run("true", timeout=60)
 
     assert "MaxSessions" in caught.value.next_step
 
 
 def test_the_session_ends_while_a_command_runs(node: Node) -> None:
     with pytest.raises(ContactLost) as caught:
-        node.run("kill -9 $PPID; sleep 5", timeout=20)
+        node.run("kill -9 $PPID; sleep 5", timeout=60)
 
     assert "broke" in caught.value.what
     assert not node.is_alive
@@ -201,13 +204,13 @@ def test_the_session_ends_while_a_command_runs(node: Node) -> None:
 
 def test_a_stopped_session_does_not_hang_us(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hop, "CHANNEL_TIMEOUT", 0.5)
-    session = int(node.run("echo $PPID", timeout=10).stdout)
+    session = int(node.run("echo $PPID", timeout=60).stdout)
     os.kill(session, signal.SIGSTOP)
     try:
         started = time.monotonic()
         with pytest.raises(Unreachable, match="is gone") as caught:
-            node.run("true", timeout=30)
-        assert time.monotonic() - started < 10
+            node.run("true", timeout=60)
+        assert time.monotonic() - started < 60
         assert "Timeout opening channel" in caught.value.why
     finally:
         os.kill(session, signal.SIGKILL)
@@ -220,7 +223,7 @@ def test_a_node_that_runs_no_commands(
     try:
         desk.known_hosts.write_text(server.known_line())
         with desk.node(replace(spec, port=server.port)) as node, pytest.raises(Unreachable):
-            node.run("true", timeout=10)
+            node.run("true", timeout=60)
     finally:
         server.stop()
 
@@ -249,7 +252,7 @@ def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: Connectio
     subprocess.run(["/bin/sh", "-c", command], check=True, stderr=subprocess.DEVNULL)
 
     with desk.node(spec) as node:
-        assert node.run("echo in", timeout=10).stdout == b"in\n"
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
 
 
 def test_a_changed_host_key_names_both_fingerprints_and_the_line(
@@ -402,7 +405,7 @@ def agent(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         address.unlink(missing_ok=True)
         directory.rmdir()
 
@@ -457,7 +460,7 @@ def certified(desk: Desk, trusting: Sshd, authority: Path) -> ConnectionSpec:
     key = make_key(desk.user_ssh / "id_signed")
     sign(authority, key, trusting.user)
     return ConnectionSpec(
-        host=trusting.host, port=trusting.port, user=trusting.user, key_file=str(key), connect_timeout=5.0
+        host=trusting.host, port=trusting.port, user=trusting.user, key_file=str(key), connect_timeout=60.0
     )
 
 
@@ -547,20 +550,22 @@ def test_a_name_that_does_not_resolve(desk: Desk, spec: ConnectionSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "told", "seconds"),
     [
-        (None, "does not speak SSH in time"),
-        (b"", "hung up during the handshake"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not an SSH server"),
-        (b"SSH-2.0-Silent\r\n", "does not speak SSH in time"),
+        (None, "does not speak SSH in time", 0.5),
+        (b"", "hung up during the handshake", 30.0),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not an SSH server", 30.0),
+        (b"SSH-2.0-Silent\r\n", "does not speak SSH in time", 0.5),
     ],
 )
-def test_a_port_that_speaks_no_ssh(desk: Desk, spec: ConnectionSpec, says: bytes | None, told: str) -> None:
+def test_a_port_that_speaks_no_ssh(
+    desk: Desk, spec: ConnectionSpec, says: bytes | None, told: str, seconds: float
+) -> None:
     with listener(says) as port:
         started = time.monotonic()
         with pytest.raises(Unreachable, match=told):
-            desk.node(replace(spec, port=port, connect_timeout=0.5)).open()
-        assert time.monotonic() - started < 5
+            desk.node(replace(spec, port=port, connect_timeout=seconds)).open()
+        assert time.monotonic() - started < 60
 
 
 def test_a_host_that_swallows_packets(desk: Desk, spec: ConnectionSpec) -> None:
@@ -600,7 +605,7 @@ def test_ssh_config_with_include_names_the_host(desk: Desk, sshd: Sshd, client_k
     (desk.user_ssh / "lab_known").write_text(sshd.known_line())
 
     with desk.node(ConnectionSpec(host="gpu-a")) as node:
-        assert node.run("echo in", timeout=10).stdout == b"in\n"
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
 
 
 def test_the_inventory_wins_over_ssh_config(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
@@ -640,7 +645,7 @@ def test_proxy_command(desk: Desk, sshd: Sshd, spec: ConnectionSpec, tmp_path: P
     desk.known_hosts.write_text(sshd.known_line())
 
     with desk.node(spec) as node:
-        assert node.run("echo in", timeout=10).stdout == b"in\n"
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
 
 
 def test_a_proxy_command_that_fails(desk: Desk, spec: ConnectionSpec) -> None:
@@ -674,7 +679,7 @@ def test_jump_with_known_keys_on_every_hop(
     desk.known_hosts.write_text(sshd.known_line() + jump.known_line())
 
     with desk.node(spec) as node:
-        assert node.run("echo in", timeout=10).stdout == b"in\n"
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
         assert len(node._hops) == 1 + len(chain.split(","))
         assert node._hops[0].transport.getpeername() == (jump.host, jump.port)
 
@@ -732,14 +737,14 @@ def test_wrap_survives_quotes_on_its_way_through_the_login_shell(desk: Desk, nod
     wrapped = desk.node(replace(spec, become=True)).wrap("exec /bin/sh -c 'echo \"a  b\"; id -u'")
 
     assert wrapped.startswith("exec sudo -n -H /bin/sh -c ")
-    result = node.run(wrapped.replace("sudo -n -H ", ""), timeout=10)
+    result = node.run(wrapped.replace("sudo -n -H ", ""), timeout=60)
     assert result.stdout.splitlines()[0] == b"a  b"
 
 
 def test_refused_commands_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_for = paramiko.Channel.invoke_subsystem
     monkeypatch.setattr("paramiko.Channel.exec_command", lambda channel, _: ask_for(channel, "there-is-none"))
-    for ask in (lambda channel: channel.read(), lambda channel: channel.wait(9), lambda channel: channel.exit_status):
+    for ask in (lambda channel: channel.read(), lambda channel: channel.wait(60), lambda channel: channel.exit_status):
         with node.stream("true") as channel:
             channel.write(b"input of the command\n" * 10)
             with pytest.raises(NodeRefused, match="runs no commands"):
@@ -763,7 +768,7 @@ def test_a_login_in_the_background_is_waited_for_and_tells_its_trouble(
         assert node.run("echo hello").stdout == b"hello\n"
     node.begin()
     node.close()  # Ctrl-C in the middle of it
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(thread.name == "login to gpu1" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -782,7 +787,7 @@ def add_to_agent(file: Path) -> None:
     subprocess.run(["ssh-add", "-q", str(file)], check=True, capture_output=True)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
@@ -812,7 +817,7 @@ def listener(says: bytes | None) -> Iterator[int]:
             yield int(server.getsockname()[1])
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            thread.join(60)
             for client in held:
                 client.close()
 

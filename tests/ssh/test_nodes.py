@@ -97,11 +97,11 @@ def test_a_delayed_link_takes_its_time_and_keeps_connections(park: NodePark, nod
         round_trip()
         node.delay(50)
         assert min(round_trip() for _ in range(3)) >= 0.1
-        assert min(round_trip() for _ in range(3)) < 0.2
+        wait_until(lambda: round_trip() < 0.2)
         big = park.run(["ssh", "-F", park.ssh_config, "gpu1", "head -c 1000000 /dev/zero"])
         assert len(big.stdout) > 1_000_000 - 1
         node.delay(0)
-        assert min(round_trip() for _ in range(3)) < 0.05
+        wait_until(lambda: round_trip() < 0.1)  # less than the delay allowed
     finally:
         session.stdin.close()
         session.kill()
@@ -114,7 +114,7 @@ def test_a_reboot_keeps_the_disk_and_loses_the_memory(park: NodePark, node: Node
     node.write("/home/ops/kept", "1")
     node.write("/dev/shm/lost", "1")
     park.ssh(node, "nohup sleep 1000 >/dev/null 2>&1 </dev/null &")
-    assert "sleep 1000" in node.processes().values()
+    wait_until(lambda: "sleep 1000" in node.processes().values())
     before = node.read("/proc/sys/kernel/random/boot_id")
     node.reboot()
     after = node.read("/proc/sys/kernel/random/boot_id")
@@ -137,7 +137,7 @@ def test_sshd_can_be_stopped_and_started(park: NodePark, node: Node) -> None:
         assert "Connection refused" in park.ssh(node, "true").stderr
         assert session.poll() is None
         node.kill_sessions()
-        assert session.wait(10) == 255
+        assert session.wait(60) == 255
         node.start_sshd()
         assert park.ssh(node, "true").returncode == 0
     finally:
@@ -181,7 +181,7 @@ def test_an_inventory_and_a_home_for_the_control_side(park: NodePark, node: Node
 def test_killing_pid_1_ends_everything_on_the_node(park: NodePark, node: Node) -> None:
     node.sh("exec >/dev/null 2>&1 </dev/null; setsid sleep 1000 & setsid sh -c 'trap \"\" TERM; sleep 1000' &")
     inside = os.readlink(f"/proc/{node.pid}/ns/pid")
-    assert len(processes_in(inside)) >= 4
+    wait_until(lambda: len(processes_in(inside)) >= 4)
     os.kill(node.pid, signal.SIGKILL)
     wait_until(lambda: not processes_in(inside))
     node.reboot()
@@ -220,7 +220,7 @@ def test_nothing_outlives_a_session_that_is_broken_off(
         assert len(spaces) == 3
         assert processes_in(spaces[0])
         session.send_signal(signal_number)
-        session.wait(20)
+        session.wait(120)
         wait_until(lambda: not any(processes_in(space) for space in spaces))
     finally:
         session.kill()
@@ -272,7 +272,7 @@ def processes_in(namespace: str) -> list[int]:
     return [pid for pid in pids if namespace in {link(f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES}]
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -35,7 +35,7 @@ class Site:
         self.driver.write("gpu1", variables)
 
     def run(self, *words: str) -> Done:
-        return self.driver.run(*words, "--json", "--host", "gpu1", timeout=200)
+        return self.driver.run(*words, "--json", "--host", "gpu1", timeout=240)
 
     def deploy(self) -> Done:
         done = self.run("deploy")
@@ -49,7 +49,7 @@ class Site:
 
     def serves(self) -> bool:
         body = json.dumps({"model": "demo-model", "prompt": "Hello", "max_tokens": 1})
-        words = ["curl", "-sf", "-m", "5", "-H", "Content-Type: application/json", "-d", body]
+        words = ["curl", "-sf", "-m", "30", "-H", "Content-Type: application/json", "-d", body]
         return self.node.exec([*words, f"http://127.0.0.1:{PORT}/v1/completions"], check=False).returncode == 0
 
     def systemctl(self, *words: str, check: bool = True) -> str:
@@ -119,7 +119,7 @@ def test_a_server_outlives_a_kill_and_a_reboot_and_is_found_by_the_next_deploy(s
     assert site.status()["message"] == ""
 
     site.node.reboot()
-    eventually(site.serves, 60)
+    eventually(site.serves)
     now = site.status()
     assert now["state"] == "serving"
     assert now["pid"] == int(site.show("MainPID"))
@@ -156,7 +156,7 @@ def test_a_bad_release_leaves_the_old_unit_exactly_as_it_was(site: Site) -> None
         assert "system.control" in site.show("FragmentPath")
         assert site.show("Restart") == "no"
         site.node.reboot()
-    eventually(site.serves, 60)
+    eventually(site.serves)
     assert site.unit() == before
     now = site.status()
     assert (now["state"], now["release"]) == ("serving", good)
@@ -231,7 +231,7 @@ def test_an_ordinary_user_with_lingering(park: NodePark, make_node: MakeNode, tm
     second = site.deploy().server("gpu1", "demo")
     assert second["downtime_seconds"] > 0
     node.reboot()
-    eventually(site.serves, 60)
+    eventually(site.serves)
     assert site.status()["state"] == "serving"
 
 

@@ -37,7 +37,7 @@ def drift(driver: Driver) -> dict[tuple[str, str], tuple[str | None, str | None]
 
 def test_a_unit_that_is_disabled_or_edited(park: NodePark, systemd_node: Node, tmp_path: Path) -> None:
     driver = driver_for(park, systemd_node, tmp_path)
-    done = driver.run("deploy", "--json", "--host", "gpu1", timeout=200)
+    done = driver.run("deploy", "--json", "--host", "gpu1", timeout=240)
     assert done.code == Exit.OK, str(done)[-3000:]
     verified = driver.run("verify", "--json", "--host", "gpu1")
     assert verified.code == Exit.OK, verified
@@ -65,7 +65,7 @@ def test_a_unit_that_is_disabled_or_edited(park: NodePark, systemd_node: Node, t
     assert drift(driver) == {("unit", f"{UNIT}.d/override.conf Environment"): (None, "NCCL_PROTO=Simple")}
     systemd_node.exec(["rm", "-r", f"{FILE}.d"])
     assert drift(driver) == {}
-    again = driver.run("deploy", "--json", "--host", "gpu1", "--if-changed", timeout=200)
+    again = driver.run("deploy", "--json", "--host", "gpu1", "--if-changed", timeout=240)
     assert again.server("gpu1", "demo")["outcome"] == "unchanged", again
 
 
