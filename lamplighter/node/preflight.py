@@ -174,7 +174,7 @@ def _port(plan: Plan, home: ServerHome, look: _PortLook, claims: Iterable[owners
     elif look.owners:
         yield Finding("port", "ok", f"port {plan.port} is held by what will be stopped", _pids(look.owners))
     elif starting:
-        message = f"port {plan.port} is held, as by what is still starting and will be stopped"
+        message = f"port {plan.port} is bound, most likely by what is still starting, which will be stopped"
         yield Finding("port", "ok", message, f"{look.check.reason}; {_pids(starting)}")
     elif not look.check.free:
         message = f"port {plan.port} on {plan.host} cannot be bound"

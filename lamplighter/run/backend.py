@@ -56,6 +56,7 @@ class Shell:
         self._out = bytearray()
         self._err = bytearray()
         self._beginning: threading.Thread | None = None
+        self._trouble: BaseException | None = None
         self.commands = 0
         #: What ended the conversation for good; every later command fails with it.
         self.broken: LamplighterError | None = None
@@ -70,8 +71,9 @@ class Shell:
         beginning, self._beginning = self._beginning, None
         if beginning is not None:
             beginning.join()
-        if self.broken is not None:
-            raise self.broken
+        trouble = self._trouble or self.broken
+        if trouble is not None:
+            raise trouble
         if self._channel is None:
             self._open()
 
@@ -80,8 +82,8 @@ class Shell:
             self._node.open()
             with prompt_threads():
                 self._open()
-        except LamplighterError as error:
-            self.broken = error
+        except BaseException as error:  # told by `open`
+            self._trouble = error
 
     def run(self, command: str, timeout: float = COMMAND_SECONDS) -> CommandResult:
         """Run ``command`` with ``/bin/sh -c``, without input.

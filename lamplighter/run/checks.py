@@ -294,24 +294,12 @@ class _Alarm:
         self._seconds = seconds
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self) -> Iterator[None]:
+    def _within_time(self) -> Iterator[None]:
         with self._set():
             return (yield)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Iterator[None]:
-        with self._set():
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_load_initial_conftests(self) -> Iterator[None]:
-        with self._set():
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_make_collect_report(self) -> Iterator[None]:
-        with self._set():
-            return (yield)
+    pytest_load_initial_conftests = pytest_make_collect_report = _within_time
+    pytest_runtest_setup = pytest_runtest_call = _within_time
 
     @contextlib.contextmanager
     def _set(self) -> Iterator[None]:

@@ -221,7 +221,8 @@ def _act_on_host(
                         afterwards(session, server, fold, listen)
                 except Interrupted as interrupted:
                     _leave_or_cancel(session, interrupted, fold, reporter, listen)
-                    _tell_unverified(host, server, fold)
+                    if afterwards is not None:
+                        _tell_unverified(host, server, fold)
                     raise
                 except LamplighterError as error:
                     fold.add_error(host.name, server.name, error)

@@ -128,7 +128,7 @@ class HostSession:
                 raise NodeRefused(
                     f"{self.host.name}: server {server.name} has no {'such log' if run else 'log'}",
                     why=event.get("why", "nothing has been deployed there"),
-                    next_step=f"./inv status --host {self.host.name} --server {server.name}",
+                    next_step=events.invocation("status", self.host.name, server.name),
                 )
             if event["event"] == events.LOG:
                 write(event["text"])
@@ -346,7 +346,8 @@ class _Follower:
 
     def __call__(self, event: Event) -> None:
         if event["event"] == events.RESULT and event.get("error"):
-            raise NoSuchRun(event["error"], next_step=f"`./inv status --host {self.host}` shows what there is")
+            status = events.invocation("status", self.host, self.server)
+            raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
         self.run = event.get("run") or self.run
         self.last = max(self.last, int(event.get("seq") or 0))
         self.is_begun = self.is_begun or self.last > 0
@@ -382,5 +383,5 @@ def detached(host: str, server: str, run: str | None, trouble: LamplighterError 
         trouble.what if trouble else f"{host}: detached",
         why=trouble.why if trouble else "interrupted",
         serving=f"run {run or 'at work'} of server {server} goes on by itself on the node",
-        next_step=f"./inv attach --host {host} --server {server}",
+        next_step=events.invocation("attach", host, server),
     )

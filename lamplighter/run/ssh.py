@@ -26,7 +26,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import SSHException
 
-from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, UsageError
+from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
 from lamplighter.run.become import become_words, sudo_logs_input
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
@@ -112,6 +112,8 @@ class Node:
             login.join()
             if self._trouble is not None:
                 raise self._trouble
+            if self._is_closed:
+                raise Unreachable(f"{self.name}: the connection was given up", serving=UNTOUCHED, next_step="try again")
         if not self._hops:
             self._log_in()
 

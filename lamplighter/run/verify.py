@@ -54,6 +54,14 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
 
     ``only`` is a pytest ``-k`` expression. Raises LamplighterError when the node cannot be asked.
     """
+    try:
+        results = _results(session, server, inventory, only)
+    except ContactLost as lost:  # a question leaves nothing behind that could go on without us
+        raise Unreachable(lost.what, why=lost.why, next_step="verify again") from lost
+    return {"checks": [dataclasses.asdict(result) for result in results]}
+
+
+def _results(session: HostSession, server: Server, inventory: Path, only: str) -> list[CheckResult]:
     from lamplighter.run.backend import NodeBackend
 
     asked = _Asked(session, server)
@@ -77,11 +85,9 @@ def verify(session: HostSession, server: Server, inventory: Path, only: str = ""
     finally:
         backend.shell.close()
     trouble = asked.trouble or backend.shell.broken
-    if isinstance(trouble, ContactLost):  # a question leaves nothing behind that could go on without us
-        raise Unreachable(trouble.what, why=trouble.why, next_step="verify again") from trouble
     if trouble is not None:
         raise trouble
-    return {"checks": [dataclasses.asdict(result) for result in results]}
+    return results
 
 
 def verify_all(
@@ -154,7 +160,7 @@ def afterwards(
             f"serving, but {len(failed)} of {len(asked)} checks failed: {names}",
             cause="verify",
             evidence=failed[0]["evidence"],
-            hint=f"./inv verify --host {session.host.name} --server {server.name}",
+            hint=events.invocation("verify", session.host.name, server.name),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lab import control
-from lamplighter.errors import Unreachable
+from lamplighter.errors import ContactLost, Unreachable
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
 from lamplighter.run import backend
@@ -218,3 +218,19 @@ def test_a_lost_connection_is_no_failed_check(box: Box) -> None:
     (checks / "test_own.py").write_text("def test_first(host):\n    host.run('kill -9 $PPID; exec sleep 60')\n")
     with session(box) as opened, pytest.raises(Unreachable):
         outcomes(opened, box, "test_first")
+
+
+@pytest.mark.parametrize("lost", [ContactLost("the wire was cut"), RuntimeError("a defect")], ids=["wire", "defect"])
+def test_what_keeps_the_shell_from_beginning_is_raised_where_it_is_waited_for(
+    box: Box, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, lost: Exception
+) -> None:
+    with session(box) as opened:
+        monkeypatch.setattr(Shell, "_open", lambda _: (_ for _ in ()).throw(lost))
+        if isinstance(lost, ContactLost):
+            with pytest.raises(Unreachable, match="the wire was cut"):
+                verify(opened, opened.host.servers["demo"], box.driver.inventory)
+        else:
+            (told,) = verify(opened, opened.host.servers["demo"], box.driver.inventory)["checks"]
+            assert (told["outcome"], told["name"]) == ("error", "checks")
+            assert "a defect" in told["evidence"]
+    assert not [each for each in recwarn if each.category is pytest.PytestUnhandledThreadExceptionWarning]

@@ -11,10 +11,12 @@ import ctypes
 import errno
 import json
 import os
+import re
 import shutil
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Union
 
 TEMP_PREFIX = ".tmp-"
+_WRITER = re.compile(r"\.(\d+)(?:\.old|\.gone)?$")
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -60,13 +62,18 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
 def writers_of(path: str) -> list[int]:
     """Return the pids of those who began to write the file ``path`` and have not ended that."""
     directory, name = os.path.split(path)
-    begun = f"{TEMP_PREFIX}{name}."
     try:
         names = os.listdir(directory)
     except OSError:
         return []
-    found = (each[len(begun) :] for each in names if each.startswith(begun))
-    return [int(pid) for pid in found if pid.isdigit()]
+    found = (writer_of(each) for each in names if each.startswith(f"{TEMP_PREFIX}{name}."))
+    return [pid for pid in found if pid is not None]
+
+
+def writer_of(temporary: str) -> Optional[int]:
+    """Return the pid of whoever made the temporary file or directory of this name."""
+    found = _WRITER.search(temporary)
+    return int(found.group(1)) if found else None
 
 
 def try_to_write(directory: str) -> None:

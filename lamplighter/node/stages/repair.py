@@ -28,7 +28,6 @@ KEEP_RUNS = 20
 KEEP_RUNNER_SECONDS = 7 * 86400.0
 
 _RUNNER = re.compile(r"[0-9a-f]{64}")
-_WRITER = re.compile(r"\.(\d+)(\.old|\.gone)?$")
 
 
 def repair(run: Run) -> None:
@@ -102,8 +101,8 @@ def _sweep(run: Run) -> None:
 
 
 def _writer_is_gone(name: str) -> bool:
-    found = _WRITER.search(name)
-    return found is None or processes.read_process(int(found.group(1))) is None
+    writer = files.writer_of(name)
+    return writer is None or processes.read_process(writer) is None
 
 
 def _mend_current(run: Run) -> None:
