@@ -19,8 +19,8 @@ from typing import Any, Callable, Optional
 #: root as well, who could have the first anywhere. facts: /run/lock is 1777 on Debian and Ubuntu, root's alone on RHEL.
 SHARED_DIRECTORIES = ("/run/lock/lamplighter", "/tmp/lamplighter.lock")  # noqa: S108
 
-#: Seconds that every attempt lasts at least: ``holder_of`` takes the lock for an instant to see whether it is free.
-PATIENCE = 0.25
+#: Seconds in which those who only look let go: ``holder_of`` shares the lock for an instant, and may be paused in it.
+PATIENCE = 30.0
 
 
 class Locked(Exception):
@@ -80,25 +80,23 @@ def acquire(what: str, path: str, wait: float = 0.0, heed: Callable[[], None] = 
     ``heed`` is called while it waits; what it raises ends the waiting.
     """
     fd = _open(path)
-    deadline = time.monotonic() + max(wait, PATIENCE)
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                os.close(fd)
-                raise
-        else:
-            return Lock(what, fd)
-        if time.monotonic() >= deadline:
-            holder = _read_holder(fd)
-            os.close(fd)
-            raise Locked(what, holder)
-        try:
-            heed()
-        except BaseException:
-            os.close(fd)
-            raise
+    try:
+        _take(what, fd, wait, heed)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Lock(what, fd)
+
+
+def _take(what: str, fd: int, wait: float, heed: Callable[[], None]) -> None:
+    began = time.monotonic()
+    while not _try(fd, fcntl.LOCK_EX):
+        is_held = not _try(fd, fcntl.LOCK_SH)  # else it is shared, so somebody only looks
+        if not is_held:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        if time.monotonic() >= began + (wait if is_held else max(wait, PATIENCE)):
+            raise Locked(what, _read_holder(fd))
+        heed()
         time.sleep(0.01)
 
 
@@ -109,12 +107,20 @@ def holder_of(path: str) -> Optional[dict[str, Any]]:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return _read_holder(fd)
+        return None if _try(fd, fcntl.LOCK_SH) else _read_holder(fd)
     finally:
         os.close(fd)
-    return None
+
+
+def _try(fd: int, kind: int) -> bool:
+    """Take the lock if it is to be had. Raises OSError where locks cannot be taken at all."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def _open(path: str) -> int:
