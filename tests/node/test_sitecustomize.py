@@ -172,6 +172,19 @@ def test_a_record_that_cannot_be_written_harms_nobody(tmp_path: Path, python: st
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ours", "sitecustomize.py"]
 
 
+@every
+@pytest.mark.parametrize("blocks", [0, 1])  # no room at all, and room for a part of it
+def test_a_record_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, python: str, blocks: int) -> None:
+    ours = pysite(tmp_path / "ours", {"V_F": ("ours", "force")})
+    records = tmp_path / "records"
+    records.mkdir()
+    limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", python, "-c", SHOW, "x" * 2000]
+    environ = {"PYTHONPATH": str(ours), "LAMPLIGHTER_RECORDS": str(records), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(limited, env=environ, capture_output=True, encoding="utf-8", check=False, cwd="/")
+    assert shown(done)[0] == {b"V_F": b"ours"}
+    assert list(records.iterdir()) == []
+
+
 @pytest.mark.parametrize("python", [path for path in PYTHONS if "/2.7" in path])
 def test_python_2_gets_the_variables_without_chaining(tmp_path: Path, python: str) -> None:
     next_one = shadowed(tmp_path / "next", "import os; os.environ['V_NEXT'] = '1'")

@@ -87,10 +87,14 @@ def leave_record():
     temporary = os.path.join(directory, ".tmp-%d" % os.getpid())
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 384)  # rw for the owner
     try:
-        os.write(fd, record if str is bytes else record.encode("ascii"))  # as above
+        if os.write(fd, record if str is bytes else record.encode("ascii")) < len(record):  # as above
+            raise OSError("no room for all of it")
+        os.rename(temporary, os.path.join(directory, "%d.json" % os.getpid()))
+    except Exception:
+        os.unlink(temporary)
+        raise
     finally:
         os.close(fd)
-    os.rename(temporary, os.path.join(directory, "%d.json" % os.getpid()))
 
 
 def read(path):
