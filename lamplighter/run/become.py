@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lamplighter.errors import UNTOUCHED, LamplighterError, LoginFailed, NodeRefused
+
+#: The last word counts in sudoers too, and its files are read by name: ours should come last.
+SUDOERS_FILE = "/etc/sudoers.d/zz-lamplighter"
 
 
 def become_words(words: Sequence[str]) -> list[str]:
@@ -13,19 +16,62 @@ def become_words(words: Sequence[str]) -> list[str]:
     return ["sudo", "-n", "-H", *words]
 
 
-_LOGS_INPUT = re.compile(r"(?<![!\w])(log_input|log_stdin)\b|(?<!NO)(LOG_INPUT):")
+#: One default, one command of a rule: they end at a comma that is not escaped, nor quoted where quotes mean something.
+_DEFAULT = re.compile(r'(?:"(?:\\.|[^"\\])*"|\\.|[^,])+')
+_COMMAND = re.compile(r"(?:\\.|[^,])+")
+#: ``(root : ALL) CWD=/tmp NOPASSWD: NOLOG_INPUT: ``: what may stand before a command.
+_RUNAS = re.compile(r"\([^)]*\)\s*")
+_OPTION_OR_TAG = re.compile(r"(?:[A-Z]\w*=\S+|([A-Z_]+):)(?:\s+|$)")
 
 
 def sudo_logs_input(listing: str) -> str:
     """The setting in the output of ``sudo -l`` by which input is logged; empty where there is none.
 
-    facts: log_input stores all of a command's standard input below /var/log/sudo-io; a rule's own tag wins over the
-    default, so NOLOG_INPUT: on the only rule makes it harmless.
+    facts: log_input stores all of a command's standard input below /var/log/sudo-io. Of several defaults the last one
+    counts, and a rule's own tag wins over them: NOLOG_INPUT: on every rule makes them harmless. Which rule will be
+    ours is not asked, nor what a default for some commands or targets is for: where it may be ours, it counts.
     """
-    found = _LOGS_INPUT.search(listing)
-    if found is None or (found.group(1) and "NOLOG_INPUT:" in listing):
+    lines = [line.strip() for line in listing.splitlines() if line[:1].isspace()]
+    rules = [line for line in lines if line.startswith("(")]
+    tags = [_tag_in_force(command) for rule in rules for command in _commands_with_their_tags(rule)]
+    if "LOG_INPUT" in tags:
+        return "LOG_INPUT:"
+    if tags and all(tag == "NOLOG_INPUT" for tag in tags):
         return ""
-    return found.group(0)
+    return _default_that_logs([line for line in lines if not line.startswith("(")])
+
+
+def _commands_with_their_tags(rule: str) -> Iterator[list[str]]:
+    """The tags of each command of ``rule``: they hold for the commands after them too."""
+    tags: list[str] = []
+    for word in _COMMAND.findall(_RUNAS.sub("", rule, count=1)):
+        rest = word.lstrip()
+        while before := _OPTION_OR_TAG.match(rest):
+            tags.append(before.group(1) or "")
+            rest = rest[before.end() :]
+        yield list(tags)
+
+
+def _tag_in_force(tags: Sequence[str]) -> str:
+    return next((tag for tag in reversed(tags) if tag in ("LOG_INPUT", "NOLOG_INPUT")), "")
+
+
+def _default_that_logs(lines: Sequence[str]) -> str:
+    general = [line for line in lines if not line.startswith("Defaults")]
+    special = re.search(r"(?<![!\w])(log_input|log_stdin)\b", " ".join(set(lines) - set(general)))
+    if special:
+        return special.group(0)
+    said = [word.strip() for line in general for word in _DEFAULT.findall(line)]
+    # sudo before 1.9.14 lists log_stdin and knows nothing of it: !log_stdin alone takes nothing back there.
+    for names in (("log_input",), ("log_input", "log_stdin")):
+        last = next((word for word in reversed(said) if word.lstrip("!") in names), "!")
+        if not last.startswith("!"):
+            return last
+    return ""
+
+
+#: ``sudo: /opt/py/bin/python3: command not found``; the last words may be translated.
+_MISSING_PROGRAM = re.compile(r"sudo: (?:(\S*python[\d.]*|\S+(?=: command not found)): |unable to execute (\S+): )")
 
 
 def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> LamplighterError | None:
@@ -38,7 +84,7 @@ def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> Lamplight
     if exit_status == 0 or not said:
         return None
     grant = f"{user} ALL=(root) NOPASSWD: ALL"
-    add = "on the node, with `visudo -f /etc/sudoers.d/lamplighter`, add the line: "
+    add = f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: "
     if "must have a tty" in said:
         return NodeRefused(
             "sudo on the node insists on a terminal (requiretty)",
@@ -46,7 +92,16 @@ def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> Lamplight
             serving=UNTOUCHED,
             next_step=f"{add}Defaults:{user} !requiretty",
         )
-    if exit_status == 127 or "not found" in said:
+    missing = _MISSING_PROGRAM.search(said)
+    if missing:
+        return NodeRefused(
+            f"sudo on the node cannot start {missing.group(1) or missing.group(2)}",
+            why=said,
+            serving=UNTOUCHED,
+            next_step="set the host variable ansible_python_interpreter to a path that exists there, or add its "
+            f"directory to secure_path in sudoers (`visudo -f {SUDOERS_FILE}`)",
+        )
+    if exit_status == 127 or re.search(r"\bsudo: (command )?not found", said, re.IGNORECASE):  # csh gives 1
         return NodeRefused(
             "the node has no sudo",
             why=said,

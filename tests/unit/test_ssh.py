@@ -11,7 +11,7 @@ import pytest
 from lamplighter.errors import LoginFailed, NodeRefused, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run.become import become_words, sudo_refusal
+from lamplighter.run.become import become_words, sudo_logs_input, sudo_refusal
 from lamplighter.run.ssh import Node, Place, parse_place
 
 PROJECT = Path(__file__).parents[2]
@@ -68,6 +68,11 @@ def test_wrap_quotes_the_command_once() -> None:
         ("Sorry, user ada is not allowed to execute '/bin/sh' as root on gpu1.", 1, LoginFailed, "NOPASSWD"),
         ("sudo: sorry, you must have a tty to run sudo", 1, NodeRefused, "Defaults:ada !requiretty"),
         ("sh: 1: exec: sudo: not found", 127, NodeRefused, "leave out become"),
+        ("sudo: Command not found.", 1, NodeRefused, "leave out become"),  # csh
+        ("sudo: /opt/py/bin/python3: command not found", 1, NodeRefused, "ansible_python_interpreter"),
+        ("sudo: python3: command not found", 1, NodeRefused, "secure_path"),
+        ("sudo: /opt/py/bin/python3: Befehl nicht gefunden", 1, NodeRefused, "ansible_python_interpreter"),
+        ("sudo: unable to execute /opt/py: Exec format error", 1, NodeRefused, "ansible_python_interpreter"),
         ('sudo: The "no new privileges" flag is set, which prevents sudo', 1, NodeRefused, "container"),
     ],
 )
@@ -87,6 +92,50 @@ def test_refusals_of_sudo(stderr: str, status: int, kind: type[Exception], advic
 )
 def test_what_is_not_sudos_fault(stderr: str, status: int) -> None:
     assert sudo_refusal("ada", stderr.encode(), status) is None
+
+
+RULE = "(ALL) NOPASSWD: ALL"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "special", "rules", "said"),
+    [
+        ("env_reset, use_pty", "", RULE, ""),
+        ("env_reset, log_input", "", RULE, "log_input"),
+        ("env_reset, !log_input", "", RULE, ""),
+        ("env_reset, log_stdin", "", RULE, "log_stdin"),
+        ("log_output, maxseq=1000", "", RULE, ""),
+        # the last default counts
+        ("log_input, env_reset, use_pty, !log_input", "", RULE, ""),
+        ("!log_input, env_reset, log_input", "", RULE, "log_input"),
+        ("log_input, !log_input, !log_stdin", "", RULE, ""),
+        ("log_stdin, !log_input", "", RULE, ""),
+        ("!log_input, log_stdin", "", RULE, "log_stdin"),
+        ("log_input, !log_stdin", "", RULE, "log_input"),  # sudo before 1.9.14 lists the second and logs
+        (r"secure_path=/sbin\:/bin, log_input, badpass_message=\"no, !log_input\"", "", RULE, "log_input"),
+        ("log_input, !log_input", "Defaults>root log_input    Defaults!/bin/ls !log_input", RULE, "log_input"),
+        ("env_reset", "Defaults!/bin/sh log_stdin", RULE, "log_stdin"),
+        ("env_reset", "Defaults!/bin/sh !log_input", RULE, ""),
+        # a rule's tag wins, where every rule has it
+        ("env_reset", "", "(ALL) NOPASSWD: LOG_INPUT: ALL", "LOG_INPUT:"),
+        ("log_input", "", "(ALL) NOPASSWD: NOLOG_INPUT: ALL", ""),
+        ("log_input", "", f"{RULE}\n    (ALL) NOPASSWD: NOLOG_INPUT: /bin/ls", "log_input"),
+        ("log_input", "", f"(ALL) NOPASSWD: NOLOG_INPUT: /bin/ls\n    {RULE}", "log_input"),
+        ("log_input", "", "(ALL) NOPASSWD: ALL, NOLOG_INPUT: /bin/ls", "log_input"),
+        ("log_input", "", "(root, ada : ALL) CWD=/tmp NOPASSWD: NOLOG_INPUT: /bin/ls, !/bin/su, ALL", ""),
+        ("log_input", "", "(ALL) NOLOG_INPUT: /bin/ls, LOG_INPUT: /bin/cat, NOLOG_INPUT: ALL", "LOG_INPUT:"),
+        ("log_input", "", r"(ALL) NOPASSWD: /bin/echo NOLOG_INPUT\:, /bin/echo a\, NOLOG_INPUT\:", "log_input"),
+        ("log_input", "", "", "log_input"),
+        ("", "", "(ALL) NOLOG_INPUT: ALL\n    (root) LOG_INPUT: /bin/cat", "LOG_INPUT:"),
+    ],
+)
+def test_what_sudo_lists_is_read(defaults: str, special: str, rules: str, said: str) -> None:
+    listing = f"Matching Defaults entries for ops on gpu1:\n    {defaults}\n\n"
+    if special:
+        listing += f"Runas and Command-specific defaults for ops:\n    {special}\n\n"
+    listing += f"User ops may run the following commands on gpu1:\n    {rules}\n"
+
+    assert sudo_logs_input(listing) == said
 
 
 def importers(*names: str) -> set[str]:
