@@ -129,16 +129,18 @@ def _perform(run: Run, stages: Stages) -> None:
 def _serves_all_the_same(run: Run, name: str, failure: StageFailure) -> bool:
     """Tell whether the new server stays though a stage after ``ready`` failed.
 
-    A disk that refuses the records of the new one would refuse those of the old one as well.
+    A disk that refuses the records of the new one would refuse those of the old one as well, and so would a defect.
     """
     if name == "commit":
-        return failure.cause == "no_writes"
+        return failure.cause in ("no_writes", "internal")
     return name == "confirm" and failure.cause != "cancelled" and not _goes_back(run)
 
 
 def _goes_back(run: Run) -> bool:
-    """Tell whether a failed confirmation rolls back: where that is wished, and something to go back to is there."""
-    return run.plan.on_confirm_failure == "rollback" and releases.rollback_target(run) is not None
+    """Tell whether a failed confirmation rolls back: where that is wished, and there is something else to go to."""
+    target = releases.rollback_target(run)
+    is_other = target is not None and run.release is not None and target.digest != run.release.digest
+    return is_other and run.plan.on_confirm_failure == "rollback"
 
 
 def _leave_alone(run: Run, failure: StageFailure) -> None:
@@ -202,6 +204,7 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     ready.wait_until_ready(run)
     try:
         releases.make_current(run, target)
+        releases.mark(run, target, "good", None)  # it may be the one that has just failed
     except OSError as error:  # it serves, which is more than a record of it
         run.warn(f"the record of what serves could not be written: {error}", "mend the file system, then deploy again")
     return None

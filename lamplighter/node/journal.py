@@ -97,8 +97,13 @@ class Reader:
         for line in lines:
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
+                if is_event(event):
                     yield event
+
+
+def is_event(value: Any) -> bool:
+    """Tell whether what a line holds is an event: an object with its kind, and a number if it has one."""
+    return isinstance(value, dict) and isinstance(value.get("event"), str) and isinstance(value.get("seq", 0), int)
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -118,6 +123,6 @@ def has_ended(path: str) -> bool:
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict) and event.get("event") == events.END:
+            if is_event(event) and event["event"] == events.END:
                 return True
     return False

@@ -17,7 +17,7 @@ import dataclasses
 import json
 import os
 import re
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +119,18 @@ class ReleaseDirectory:
     def verdict(self) -> str:
         return os.path.join(self.path, "verdict.json")
 
+    def is_complete(self) -> bool:
+        """Tell whether it can be started: its launch script and its plan are there."""
+        return os.path.exists(self.launch_script) and self.read_plan() is not None
+
+    def read_plan(self) -> Optional[dict[str, Any]]:
+        """Return what it was made from: ``server`` and ``engine`` as requested, and ``adopted``; None if damaged."""
+        return read_json(self.plan, server=dict, engine=dict)
+
+    def read_verdict(self) -> Optional[dict[str, Any]]:
+        """Return what became of it when it ran last: ``verdict`` good or bad, ``t``, ``run``, ``cause``."""
+        return read_json(self.verdict, verdict=str, t=(int, float))
+
 
 @dataclasses.dataclass(frozen=True)
 class ServerHome:
@@ -168,16 +180,16 @@ class ServerHome:
         return ReleaseDirectory(os.path.join(self.releases, digest))
 
     def current_release(self) -> Optional[ReleaseDirectory]:
-        """Return the release that became ready last, None when there is none (yet, or its directory is gone)."""
+        """Return the release that became ready last, None when there is none (yet, or it is gone or damaged)."""
         try:
             release = self.release(os.path.basename(os.readlink(self.current)))
         except OSError:
             return None
-        return release if os.path.exists(release.plan) else None
+        return release if release.is_complete() else None
 
     def all_releases(self) -> list[ReleaseDirectory]:
         """Return all complete releases."""
-        return [release for release in map(self.release, _names(self.releases)) if os.path.exists(release.plan)]
+        return [release for release in map(self.release, _names(self.releases)) if release.is_complete()]
 
     def run(self, run_id: str) -> RunDirectory:
         return RunDirectory(os.path.join(self.runs, run_id))
@@ -194,6 +206,9 @@ class ServerHome:
                 if os.path.exists(launch.process):
                     yield launch
 
+
+#: Fields of every record of a process: its identity.
+IDENTITY: dict[str, type] = {"boot_id": str, "pid": int, "start": int}
 
 RUN_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{6}$")
 SERVER_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,39}$")
@@ -213,14 +228,18 @@ def all_servers(root: str) -> list[ServerHome]:
     ]
 
 
-def read_json(path: str) -> Optional[dict[str, Any]]:
-    """Return the JSON object in ``path``; None when the file is missing or does not hold one."""
+def read_json(path: str, **fields: Union[type, tuple[type, ...]]) -> Optional[dict[str, Any]]:
+    """Return the JSON object in ``path``; None when the file is missing, or holds none with ``fields`` of these types.
+
+    Whoever edits or truncates a file of ours by hand makes it count as missing, which every reader is prepared for.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+    is_whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in fields.items())
+    return value if is_whole else None
 
 
 def _names(directory: str) -> list[str]:

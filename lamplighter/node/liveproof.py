@@ -119,8 +119,7 @@ class LiveProof:
 
 def expected_of(release: ReleaseDirectory) -> Expected:
     """Read from the release itself what its launch gives to the server; secrets and GPUs come from its env file."""
-    record = read_json(release.plan) or {}
-    plan = record.get("server") or {}
+    plan = (release.read_plan() or {}).get("server") or {}
     entries = {name: entry for name, entry in (plan.get("env") or {}).items() if name != "PYTHONPATH"}
     node_side = _read_env_file(release.env)
     scope = (plan.get("sitecustomize") or {}).get("scope", "server")

@@ -15,7 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
-from lamplighter.node.layout import ServerHome, all_servers, read_json
+from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
 from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
 
@@ -427,8 +427,8 @@ def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) 
     """
     found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
-        record = read_json(launch.process)
-        if record is None or record.get("boot_id") != processes.boot_id():
+        record = read_json(launch.process, **IDENTITY)
+        if record is None or record["boot_id"] != processes.boot_id():
             continue
         if (read_json(launch.exit) or {}).get("all_gone"):
             continue

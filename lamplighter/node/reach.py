@@ -7,7 +7,7 @@ from typing import Any, Iterable
 
 from lamplighter.node import liveproof
 from lamplighter.node.act import interpreter, launcher
-from lamplighter.node.layout import ServerHome, read_json
+from lamplighter.node.layout import ServerHome
 from lamplighter.node.observe import startup
 from lamplighter.node.plan import Plan
 from lamplighter.node.preflight import Finding
@@ -73,7 +73,7 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         message = now.note or ("its process is gone" if record is not None else "nothing has been deployed here")
         return {"state": STOPPED, "message": message, "variables": 0, "workers": [], "differences": [], "nccl": ""}
     release = home.release(record["release"])
-    stored = read_json(release.plan) or {"server": {}, "engine": {}}
+    stored = release.read_plan() or {"server": {}, "engine": {}}
     engine = stored["engine"]
     plan = Plan.load(stored["server"])
     members = launcher.members_of(record, now.main)

@@ -17,7 +17,7 @@ from typing import Any, Iterator, Optional
 
 from lamplighter.node import events, journal
 from lamplighter.node.act import systemd
-from lamplighter.node.layout import RunDirectory, read_json
+from lamplighter.node.layout import IDENTITY, RunDirectory, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.worker import is_at_work
 
@@ -133,7 +133,7 @@ def _worker_of(run: RunDirectory, worker: Optional[subprocess.Popen[bytes]]) -> 
     if worker is not None:
         process = processes.read_process(worker.pid)
         return processes.Handle.open(process.identity) if process else None
-    record = read_json(run.worker)
+    record = read_json(run.worker, **IDENTITY)
     if record is None:
         return None
     return processes.Handle.open(processes.Identity(record["boot_id"], record["pid"], record["start"]))

@@ -104,7 +104,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     if record is None:
         return Drift()
     release = home.release(record["release"])
-    stored = read_json(release.plan)
+    stored = release.read_plan()
     if stored is None:
         return Drift(unknown=(f"release {release.digest} is not on the node any more",))
     written = read_json(os.path.join(release.path, "release.json"))
@@ -352,7 +352,7 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     if record is None or not record.get("ready"):
         return "nothing that became ready runs here"
     release = home.release(record["release"])
-    stored = read_json(release.plan)
+    stored = release.read_plan()
     if stored is None:
         return f"release {release.digest} is not on the node any more: how to ask it is not known"
     plan, engine = Plan.load(stored["server"]), stored["engine"]
@@ -454,7 +454,7 @@ def _answers(plan: Plan, engine: Mapping[str, Any], home: ServerHome, record: Ma
     With the key that the running release asks for, which is in no answer of ours.
     """
     release = home.release(record["release"]) if record.get("release") else None
-    stored = read_json(release.plan) if release is not None else None
+    stored = release.read_plan() if release is not None else None
     if stored is not None:
         key = probe.find_api_key(Plan.load(stored["server"]), stored["engine"], release)
     else:
@@ -541,5 +541,5 @@ def _release_facts(home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any
         "launch_mode": _mode(current.launch_script),
         "env_mode": _mode(current.env),
         "files": [each.to_json() for each in _in_release(current, None)] if _recorded_files(current) else [],
-        "verdict": (read_json(current.verdict) or {}).get("verdict"),
+        "verdict": (current.read_verdict() or {}).get("verdict"),
     }

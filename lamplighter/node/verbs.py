@@ -11,11 +11,11 @@ from typing import Any, Callable, Iterable, Optional
 from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, read_json, server_home
+from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, server_home
 from lamplighter.node.observe import drift, ownership, ports, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.worker import Run, is_at_work
+from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: So long may a person who asks for the status wait for a token of each server.
 TOKEN_SECONDS = 10.0
@@ -58,7 +58,7 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
     home = server_home(root, request["server"]["name"])
     current = home.current_release()
     for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
-        known = read_json(release.plan)
+        known = release.read_plan()
         if known is not None:
             server = {**known["server"], **request["server"]}
             because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.digest} is used"
@@ -86,6 +86,9 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
 def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
     record = launcher.read_record(home)
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
+    if record is None and os.path.exists(home.record):
+        repair = events.invocation("deploy", host, home.name)
+        found.update({"state": "unknown", "message": f"{home.record} is damaged; `{repair}` writes it anew"})
     if record is not None:
         found.update({name: record.get(name) for name in ("release", "pid", "port", "model", "since")})
         now = launcher.present(record)
@@ -178,19 +181,17 @@ def releases(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def _releases_of(home: ServerHome) -> dict[str, Any]:
-    current = home.current_release()
-    good = [release.digest for release in catalogue.good_releases(home)]
-    others = [digest for digest in good if current is None or digest != current.digest]
+    current, earlier = home.current_release(), catalogue.earlier_release(home)
     rows: list[dict[str, Any]] = []
     for release in home.all_releases():
-        verdict = read_json(release.verdict) or {}
-        plan = read_json(release.plan) or {}
+        verdict = release.read_verdict() or {}
+        plan = release.read_plan() or {}
         rows.append(
             {
                 "release": release.digest,
                 "verdict": verdict.get("verdict") or "unproven",
                 "is_current": current is not None and release.digest == current.digest,
-                "is_rollback_target": release.digest in others[:1],
+                "is_rollback_target": release == earlier,
                 "is_adopted": bool(plan.get("adopted")),
                 "written": os.stat(release.plan).st_mtime,
                 "judged": verdict.get("t"),
@@ -221,8 +222,23 @@ def cancel(request: dict[str, Any], root: str) -> None:
         relay.send({"event": events.RESULT, "error": f"no run of server {home.name} is at work on this node"})
         relay.send({"event": events.BYE})
         return
-    files.write_json(directory.cancel, {"by": request["by"], "t": time.time()})
+    files.Room.give_back = lambda: _give_back_reserve(directory)
+    try:
+        files.write_json(directory.cancel, {"by": request["by"], "t": time.time()})
+    except OSError as error:
+        relay.send({"event": events.RESULT, "error": f"the node takes no writes, so nobody can tell the run: {error}"})
+        relay.send({"event": events.BYE})
+        return
     relay.follow(directory, after=int(request.get("after") or 0))
+
+
+def _give_back_reserve(directory: RunDirectory) -> bool:
+    """Free the room for one record, the one that the run itself would use last."""
+    for reserve in map(directory.reserve, range(RESERVES)):
+        with contextlib.suppress(OSError):
+            os.unlink(reserve)
+            return True
+    return False
 
 
 def _run_to_cancel(home: ServerHome, wanted: Optional[str]) -> Optional[RunDirectory]:
@@ -298,7 +314,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
         hint = f"{command} shows who overwrote it, and what to do"
         message += f"; what differs did so right after its deploy: {first}"
         return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
-    verdict = read_json(home.release(digest).verdict) or {}
+    verdict = home.release(digest).read_verdict() or {}
     if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
         return Before(None, tuple(reasons))
     on = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))

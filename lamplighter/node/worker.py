@@ -15,7 +15,7 @@ from lamplighter.node.act import files, lock
 from lamplighter.node.act.launched import Launched, Order
 from lamplighter.node.act.restarters import Restarter
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
+from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.plan import Plan
 
@@ -74,6 +74,8 @@ class Run:
         self.launch: Optional[LaunchFiles] = None
         self.order: Optional[Order] = None
         self.launched: Optional[Launched] = None
+        #: ``server.json`` of what was launched.
+        self.record: dict[str, Any] = {}
         self.stopped_restarters: list[Restarter] = []
         #: What serves again though it is no release of ours: a unit or a container that this run had stopped.
         self.given_back: Optional[dict[str, Any]] = None
@@ -224,7 +226,7 @@ class Run:
 
 def is_at_work(directory: RunDirectory) -> bool:
     """Tell whether the worker of a run lives, or may be just about to begin."""
-    record = read_json(directory.worker)
+    record = read_json(directory.worker, **IDENTITY)
     if record is not None:
         return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
     if any(processes.read_process(pid) is None for pid in files.writers_of(directory.worker)):

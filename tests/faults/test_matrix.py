@@ -148,7 +148,7 @@ def cancel(ground: Ground, process: Any) -> None:
         env=ground.driver.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        eventually(lambda: ground.node.sh(f"ls {HOME}/runs/*/cancel.json 2>/dev/null; true"), PATIENCE)
+        eventually(lambda: ground.node.sh(f"ls {HOME}/runs/$(ls {HOME}/runs | tail -1)/cancel.json || true"), PATIENCE)
         ground.release()
         assert canceller.wait(PATIENCE) == process.wait(PATIENCE)
     finally:
@@ -306,7 +306,7 @@ FAULTS = (
     Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("log of 1 GB", flood_log, always(FINE), ("ready", "confirm", "commit"), ("ready", "confirm", "commit")),
-    Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm")),
+    Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),  # it has locked
     Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
     Fault("server started by hand, first deploy", nothing, always(FINE), ("ready",), ("prove", "free", "ready"),
           by_hand=True, few=IN_THE_SERVER),

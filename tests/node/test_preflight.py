@@ -49,7 +49,9 @@ class Starting:
         self.record(self.port)
 
     def record(self, port: int) -> None:
-        Path(self.home.record).write_text(json.dumps({"boot_id": processes.boot_id(), "port": port}))
+        mine = {"boot_id": processes.boot_id(), "pid": self.pid, "start": 1, "host": "127.0.0.1", "port": port}
+        launched = {"release": "0123456789ab", "run": "20261129T120000Z-abcdef", "attempt": "new", "log": ""}
+        Path(self.home.record).write_text(json.dumps({**mine, **launched}))
 
     def listen(self) -> None:
         self._may_listen.touch()

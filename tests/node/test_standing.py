@@ -96,7 +96,7 @@ def deployed(directory: Path, server: Server, engine: str) -> ServerHome:
     Path(release.plan).write_text(json.dumps({"server": plan, "engine": ENGINES[engine]}))
     record = {
         "boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start, "release": release.digest, "ready": True,
-        "port": server.server_port,
+        "host": "127.0.0.1", "port": server.server_port, "run": "r", "attempt": "new", "log": "",
     }  # fmt: skip
     Path(home.record).write_text(json.dumps(record))
     return home

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any, Optional
 
-from lamplighter.node.layout import LaunchFiles, ReleaseDirectory, read_json
+from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Unit
 
@@ -84,7 +84,7 @@ def bare_environment(records: Optional[str] = None) -> dict[str, str]:
 
 def read_launched(launch: LaunchFiles) -> Optional[Launched]:
     """Return who was launched, from ``launch.process``; None when nothing (complete) is written there."""
-    record = read_json(launch.process)
+    record = read_json(launch.process, **IDENTITY)
     if record is None:
         return None
     return Launched(

@@ -23,7 +23,7 @@ from lamplighter.node.act.launched import (
     supervisor_in,
     unit_in,
 )
-from lamplighter.node.layout import ServerHome, read_json
+from lamplighter.node.layout import IDENTITY, ServerHome, read_json
 from lamplighter.node.observe import ownership, processes
 from lamplighter.node.observe.ownership import Recorded
 from lamplighter.node.observe.processes import Process
@@ -57,6 +57,9 @@ __all__ = [
 ]
 
 SYSTEMD, DETACHED = "systemd", "detached"
+
+#: Fields that every ``server.json`` has.
+RECORD: dict[str, type] = {**IDENTITY, "host": str, "port": int, "release": str, "run": str, "attempt": str, "log": str}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,16 +147,16 @@ def recorded_in_unit(home: ServerHome, table: Mapping[int, Process]) -> list[Rec
 
 
 def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
-    """Return ``server.json`` as it is true now, None where nothing was ever started.
+    """Return ``server.json`` as it is true now, None where nothing was ever started (or the file is damaged).
 
     It speaks of the launch last made. If the node went down before that one was committed, it is gone, and systemd has
     brought back the release that was committed before.
     """
-    record = read_json(home.record)
+    record = read_json(home.record, **RECORD)
     if record is None or record.get("ready") or record["boot_id"] == processes.boot_id():
         return record
     committed = systemd.committed(home)
-    plan = read_json(home.release(committed["release"]).plan) if committed is not None else None
+    plan = home.release(committed["release"]).read_plan() if committed is not None else None
     if committed is None or plan is None:
         return record
     server, left = plan["server"], home.run(committed["run"]).launch(committed["attempt"])
@@ -173,9 +176,9 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
     }
 
 
-def note_ready(home: ServerHome, since: Optional[float]) -> None:
-    """Write into ``server.json`` that the server which was launched last has answered. Raises OSError."""
-    files.write_json(home.record, {**(read_json(home.record) or {}), "ready": True, "since": since})
+def note_ready(home: ServerHome, record: Mapping[str, Any], since: Optional[float]) -> None:
+    """Write ``server.json``: the server that was launched last, as ``record`` has it, has answered. Raises OSError."""
+    files.write_json(home.record, {**record, "ready": True, "since": since})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,8 @@ SHARED_DIRECTORIES = ("/run/lock/lamplighter", "/tmp/lamplighter.lock")  # noqa:
 
 #: Seconds in which those who only look let go: ``holder_of`` shares the lock for an instant, and may be paused in it.
 PATIENCE = 30.0
+#: How often, every 10 ms, the holder's note is read until it is whole: it may just be writing it.
+NOTE_TRIES = 20
 
 
 class Locked(Exception):
@@ -137,8 +139,10 @@ def _open(path: str) -> int:
 
 
 def _read_holder(fd: int) -> dict[str, Any]:
-    try:
-        value = json.loads(os.pread(fd, 65536, 0))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    for _ in range(NOTE_TRIES):
+        with contextlib.suppress(OSError, ValueError):
+            value = json.loads(os.pread(fd, 65536, 0))
+            if isinstance(value, dict):
+                return value
+        time.sleep(0.01)
+    return {}

@@ -469,8 +469,8 @@ def let_go(home: ServerHome) -> None:
 
 def committed(home: ServerHome) -> Optional[dict[str, Any]]:
     """Return what is known of the committed unit (release, run, attempt), None if there is none, or not any more."""
-    record = read_json(home.unit)
-    if record is None or not record.get("text"):
+    record = read_json(home.unit, text=str, release=str, run=str, attempt=str)
+    if record is None or not record["text"]:
         return None
     unit = unit_in(record)
     if unit is None or not os.path.exists(os.path.join(Manager(unit.manager_uid).directory, unit.name)):

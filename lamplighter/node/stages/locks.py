@@ -8,7 +8,6 @@ from typing import Optional
 from lamplighter.node import events, preflight
 from lamplighter.node.act import files, lock
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run, StageFailure
 
@@ -19,10 +18,9 @@ def take_locks(run: Run) -> Optional[str]:
     until = _patience(run)
     _take(run, f"server {run.plan.name}", run.home.lock, until)
     current = run.home.current_release()
-    record = read_json(current.plan) if current else None
+    record = current.read_plan() if current else None
     plans = (run.plan,) if record is None else (run.plan, Plan.load(record["server"]))
     run.uuids = _lock_resources(run, plans, until)
-    run.note_holder("lock")
     return None
 
 
@@ -82,6 +80,7 @@ def _take(run: Run, what: str, path: str, until: float) -> None:
         return
     try:
         run.locks.append(lock.acquire(what, path, max(0.0, until - time.monotonic()), run.heed))
+        run.note_holder("lock")  # the next one may have to be waited for
     except lock.Locked as locked:
         other = locked.holder
         theirs = events.invocation("attach", run.request["host"], other.get("server") or run.plan.name)

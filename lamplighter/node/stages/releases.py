@@ -12,7 +12,7 @@ from typing import Any, Optional
 from lamplighter.node import preflight, standing
 from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
+from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import environment, swap
 from lamplighter.node.stages.locks import lock_resources
@@ -91,15 +91,14 @@ def use_earlier_release(run: Run) -> Optional[str]:
             )
         release = matching[0]
     else:
-        current = run.home.current_release()
-        others = [release for release in good_releases(run.home) if current is None or release.digest != current.digest]
-        if not others:
+        earlier = earlier_release(run.home)
+        if earlier is None:
             raise StageFailure(
                 Exit.REFUSED,
                 f"there is no earlier good release of {run.plan.name} to roll back to",
                 hint=f"deploy one first; {run.invocation('status')} shows what serves",
             )
-        release = others[0]
+        release = earlier
     use(run, release)
     return None
 
@@ -108,7 +107,7 @@ def use_current_release(run: Run) -> Optional[str]:
     """Choose the release that became ready last; refuse where a server is running already."""
     release = run.home.current_release()
     if release is None:
-        raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} has ever become ready here", hint="deploy it")
+        raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} that became ready is here", hint="deploy it")
     if run.request["verb"] == "start" and preflight.what_serves(run.home) is not None:
         raise StageFailure(
             Exit.REFUSED,
@@ -120,7 +119,7 @@ def use_current_release(run: Run) -> Optional[str]:
 
 
 def use(run: Run, release: ReleaseDirectory) -> None:
-    record = read_json(release.plan)
+    record = release.read_plan()
     if record is None:
         raise StageFailure(Exit.REFUSED, f"release {release.digest} is damaged: plan.json is unreadable")
     run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
@@ -143,7 +142,7 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
     """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record."""
     swap.settle(run)
     files.point(run.home.current, os.path.join("releases", release.digest))
-    launcher.note_ready(run.home, run.new_answered_at)
+    launcher.note_ready(run.home, run.record, run.new_answered_at)
     standing.write_down(run)
     environment.give_back_unneeded(run)
 
@@ -151,20 +150,26 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
 def rollback_target(run: Run) -> Optional[ReleaseDirectory]:
     """Return the release to go back to: the current one, unless it is the one that failed and another is good."""
     current = run.home.current_release()
-    if current is None:
-        return None
-    if run.release is None or current.digest != run.release.digest:
+    failed = run.release.digest if run.release is not None else None
+    if current is not None and current.digest != failed:
         return current
-    others = [release for release in good_releases(run.home) if release.digest != current.digest]
+    others = [release for release in good_releases(run.home) if release.digest != failed]
     return others[0] if others else current
+
+
+def earlier_release(home: ServerHome) -> Optional[ReleaseDirectory]:
+    """Return what the verb ``rollback`` takes: the last good release other than the one that was started last."""
+    record, current = launcher.read_record(home), home.current_release()
+    leaving = record["release"] if record is not None else current.digest if current is not None else None
+    return next((release for release in good_releases(home) if release.digest != leaving), None)
 
 
 def good_releases(home: ServerHome) -> list[ReleaseDirectory]:
     """Return the releases that became ready when they ran last, newest first."""
     dated = []
     for release in home.all_releases():
-        verdict = read_json(release.verdict)
-        if verdict is not None and verdict.get("verdict") == "good":
+        verdict = release.read_verdict()
+        if verdict is not None and verdict["verdict"] == "good":
             dated.append((float(verdict["t"]), release))
     return [release for _, release in sorted(dated, key=lambda pair: pair[0], reverse=True)]
 

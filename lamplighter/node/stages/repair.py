@@ -8,7 +8,6 @@ does not let happen is left to the next run.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from typing import Callable, Optional
 from lamplighter.node import events, journal, preflight
 from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import RunDirectory, ServerHome, read_json
+from lamplighter.node.layout import IDENTITY, RunDirectory, ServerHome, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.stages import releases
 from lamplighter.node.worker import RESERVES, Run, is_at_work
@@ -34,8 +33,13 @@ def repair(run: Run) -> None:
     """Bring what earlier runs left into the state that a run that ended leaves."""
     steps = (_end_abandoned_runs, _sweep, _mend_current, _mend_record, _drop_half_releases, _prune_runs, _prune_runners)
     for step in steps:
-        with contextlib.suppress(OSError):
+        try:
             step(run)
+        except OSError:
+            pass  # it is left to the next run
+        except Exception as error:
+            what = step.__name__.strip("_").replace("_", " ")
+            run.warn(f"repairing after earlier runs, the step to {what} failed: {type(error).__name__}: {error}")
 
 
 def _dead_runs(run: Run) -> list[RunDirectory]:
@@ -48,7 +52,7 @@ def _end_abandoned_runs(run: Run) -> None:
     for dead in _dead_runs(run):
         if not journal.has_ended(dead.journal):
             told = journal.read(dead.journal)
-            if not told:
+            if not told and not any(os.path.exists(dead.launch(attempt).process) for attempt in ("new", "old")):
                 files.remove_tree(dead.path)  # killed before its first word
                 continue
             _write_its_end(run, dead, told)
@@ -59,10 +63,9 @@ def _end_abandoned_runs(run: Run) -> None:
 
 def _write_its_end(run: Run, dead: RunDirectory, told: list[events.Event]) -> None:
     stage = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
-    common = {name: told[0].get(name) for name in ("host", "server")}
-    pen = journal.Journal(
-        dead.journal, dead.ballast, {**common, "run": dead.run_id}, after=max(event.get("seq", 0) for event in told)
-    )
+    common = {"host": run.request["host"], "server": run.plan.name, "run": dead.run_id}
+    last = max((event.get("seq", 0) for event in told), default=0)
+    pen = journal.Journal(dead.journal, dead.ballast, common, after=last)
     heir = run.directory.run_id
     message = f"abandoned at stage {stage}: its worker was killed, or the node went down; run {heir} took over"
     pen.write(
@@ -74,8 +77,8 @@ def _write_its_end(run: Run, dead: RunDirectory, told: list[events.Event]) -> No
             phase=None,
             cause="abandoned",
             evidence="",
-            hint="",
-            release=told[0].get("release"),
+            hint=f"{run.invocation('attach', '--run', heir)} shows what became of it",
+            release=told[0].get("release") if told else None,
             durations={},
             ready_seconds=None,
             downtime_seconds=None,
@@ -95,7 +98,8 @@ def _sweep(run: Run) -> None:
         for base, _, _ in os.walk(release.path):
             files.sweep_temporaries(base)
     for dead in _dead_runs(run):
-        files.sweep_temporaries(dead.path, _writer_is_gone)  # a supervisor may be writing how its server ended
+        for directory in (dead.path, dead.records):  # a supervisor may be writing how its server ended
+            files.sweep_temporaries(directory, _writer_is_gone)
     for shared in (_root(home), os.path.join(_root(home), "bin")):
         files.sweep_temporaries(shared, _writer_is_gone)
 
@@ -106,17 +110,21 @@ def _writer_is_gone(name: str) -> bool:
 
 
 def _mend_current(run: Run) -> None:
-    """Where ``current`` names a release that is not there (complete), point it to the newest good one, or to none."""
+    """Where ``current`` names no complete release, point it to the newest good one, or to none where there is none."""
     home = run.home
-    if not os.path.lexists(home.current) or home.current_release() is not None:
+    if home.current_release() is not None:
         return
+    if os.path.lexists(home.current) and not os.path.islink(home.current):
+        aside = f"{home.current}.before-{run.directory.run_id}"
+        os.rename(home.current, aside)
+        run.warn(f"`current` was no link; it is {aside} now")
     good = releases.good_releases(home)
     if good:
         files.point(home.current, os.path.join("releases", good[0].digest))
-        run.warn(f"`current` pointed to a release that is gone; it is {good[0].digest} now, the newest good one")
-    else:
+        run.warn(f"`current` named no release that is whole; it is {good[0].digest} now, the newest good one")
+    elif os.path.lexists(home.current):
         os.unlink(home.current)
-        run.warn("`current` pointed to a release that is gone, and no other has been good")
+        run.warn("`current` named no release that is whole, and no other has been good")
 
 
 def _mend_record(run: Run) -> None:
@@ -126,14 +134,15 @@ def _mend_record(run: Run) -> None:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
     if processes.is_alive(identity) and preflight.is_answering(record["host"], record["port"]):
-        launcher.note_ready(run.home, time.time())
+        launcher.note_ready(run.home, record, time.time())
 
 
 def _drop_half_releases(run: Run) -> None:
-    """Remove releases that were being written, or removed, when their run was killed."""
-    complete = {release.digest for release in run.home.all_releases()}
+    """Remove releases that were being written, or removed, when their run was killed; never one that may be serving."""
+    record = launcher.read_record(run.home) or {}
+    kept = {record.get("release"), *(release.digest for release in run.home.all_releases())}
     for name in os.listdir(run.home.releases):
-        if name not in complete and not name.startswith(files.TEMP_PREFIX):
+        if name not in kept and not name.startswith(files.TEMP_PREFIX):
             files.remove_tree(os.path.join(run.home.releases, name))
 
 
@@ -161,7 +170,7 @@ def _root(home: ServerHome) -> str:
 
 
 def _references(home: ServerHome) -> list[dict[str, object]]:
-    verdicts = (read_json(release.verdict) for release in home.all_releases())
+    verdicts = (release.read_verdict() for release in home.all_releases())
     found = [launcher.read_record(home), read_json(home.unit), *verdicts]
     return [record for record in found if record is not None]
 
@@ -172,7 +181,7 @@ def _living_launches(home: ServerHome) -> Callable[[RunDirectory], bool]:
 
     def lives(directory: RunDirectory) -> bool:
         records: list[Optional[dict[str, object]]] = [
-            read_json(directory.launch(attempt).process) for attempt in ("new", "old")
+            read_json(directory.launch(attempt).process, **IDENTITY) for attempt in ("new", "old")
         ]
         for record in records:
             if record is None or record.get("boot_id") != processes.boot_id():

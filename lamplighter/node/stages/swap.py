@@ -175,9 +175,17 @@ def wait_until_freed(run: Run) -> Optional[str]:
             f"the GPUs are not free: {found.word}",
             cause="gpu_unknown" if found.word == "UNKNOWN" else "gpu_held",
             evidence=f"{found.reason}; {holders}" if holders else found.reason,
-            hint=f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again",
+            hint=_how_to_free(run, found),
         )
     return None
+
+
+def _how_to_free(run: Run, found: freed.NotFreed) -> str:
+    if any(processes.is_pid_alive(pid) for pid in found.holders):
+        return f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again"
+    if found.word == gpus.UNKNOWN:
+        return "mend what keeps nvidia-smi from telling (try it, and dmesg, on the node), then deploy again"
+    return "there is nobody to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
 
 
 def _stoppable_pids(run: Run, sample: gpus.Sample) -> set[int]:
@@ -214,26 +222,24 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
     run.launched = launched
     run.launch = launched.launch or launch
     main = launched.main
-    files.write_json(
-        run.home.record,
-        {
-            "boot_id": main.boot_id,
-            "pid": main.pid,
-            "start": main.start,
-            **_keeper(launched),
-            "port": run.plan.port,
-            "host": run.plan.host,
-            "model": run.plan.served_name,
-            "gpus": list(run.uuids),
-            "release": release.digest,
-            "run": run.directory.run_id,
-            "log": run.launch.log,
-            "attempt": run.launch.attempt,
-            "records": os.path.join(run.launch.directory, "envproof"),
-            "ready": False,
-            "since": time.time(),
-        },
-    )
+    run.record = {
+        "boot_id": main.boot_id,
+        "pid": main.pid,
+        "start": main.start,
+        **_keeper(launched),
+        "port": run.plan.port,
+        "host": run.plan.host,
+        "model": run.plan.served_name,
+        "gpus": list(run.uuids),
+        "release": release.digest,
+        "run": run.directory.run_id,
+        "log": run.launch.log,
+        "attempt": run.launch.attempt,
+        "records": os.path.join(run.launch.directory, "envproof"),
+        "ready": False,
+        "since": time.time(),
+    }
+    files.write_json(run.home.record, run.record)
     under = f" under {launched.unit.name}" if launched.unit else ""
     run.progress(f"started as pid {main.pid}{under}", pids=[main.pid])
     if launched.unit is not None:
