@@ -41,7 +41,7 @@ _OUTCOME_OF_EXIT = {
 }
 #: What to do next where the failure itself did not say.
 _NEXT_STEPS = {
-    Exit.INTERNAL: "this is a defect of lamplighter; ./inv status{on} says what serves",
+    Exit.INTERNAL: "./inv status{on} says what serves",
     Exit.REFUSED: "./inv check{on} asks the same questions again",
     Exit.UNREACHABLE: "check the name, the network and the key, then run the same command again",
     Exit.NOT_FREED: "./inv check{on} names who holds the GPUs or the port",
@@ -352,6 +352,7 @@ class _Run:
         self.release = text(event.get("release")) or self.release
 
     def take_stage_start(self, event: Mapping[str, Any]) -> None:
+        self.phase = None  # a stage's phases are its own: a rollback has them, too
         self.stages.append(Stage(text(event.get("stage")) or "?"))
 
     def take_stage_end(self, event: Mapping[str, Any]) -> None:
@@ -380,7 +381,7 @@ class _Run:
         self.failures.append(
             Failure(
                 stage=text(event.get("stage")),
-                phase=text(event.get("phase")),
+                phase=text(event.get("phase")) or (self.phase if text(event.get("stage")) == self._stage() else None),
                 message=text(event.get("message")) or "",
                 cause=text(event.get("cause")),
                 evidence=text(event.get("evidence")) or "",
@@ -398,7 +399,7 @@ class _Run:
             outcome=outcome,
             exit_code=exit_code,
             stage=text(event.get("stage")) or (first.stage if first else self._stage()),
-            phase=text(event.get("phase")) or (first.phase if first else None) or self.phase,
+            phase=text(event.get("phase")) or (first.phase if first else self.phase),
             cause=text(event.get("cause")) or (first.cause if first else None),
             evidence=text(event.get("evidence")) or (first.evidence if first else ""),
             message=text(event.get("message")) or (first.message if first else ""),
@@ -504,6 +505,8 @@ def _outcome_of(code: int) -> str:
 
 def _with_next_step(part: ServerReport, on: str) -> ServerReport:
     step = next((step for code, step in _NEXT_STEPS.items() if code == part.exit_code), "")
+    if part.exit_code == Exit.INTERNAL and part.cause is None:  # nobody else is to blame
+        step = f"this is a defect of lamplighter; {step}"
     return part if part.hint else dataclasses.replace(part, hint=step.format(on=on))
 
 

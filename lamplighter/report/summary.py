@@ -84,7 +84,7 @@ def _what_happened(part: ServerReport) -> str:
         Exit.DEGRADED: f"{release} is serving, but not everything about it is right",
         Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
         Exit.LOCKED: "refused, another run is at work on it; nothing was touched",
-        Exit.DETACHED: f"the run goes on on the node without us{_whereabouts(part)}",
+        Exit.DETACHED: f"{_what_goes_on(part)}{_whereabouts(part)}",
         Exit.INTERRUPTED: "interrupted; nothing was touched",
         Exit.TERMINATED: "interrupted; nothing was touched",
     }
@@ -93,6 +93,11 @@ def _what_happened(part: ServerReport) -> str:
 
 def _code(exit_code: int) -> str:
     return f" (exit code {exit_code})" if exit_code else ""
+
+
+def _what_goes_on(part: ServerReport) -> str:
+    is_heard_of = part.verb or part.stages
+    return "the run goes on on the node without us" if is_heard_of else "not known here whether the run has begun"
 
 
 def _whereabouts(part: ServerReport) -> str:

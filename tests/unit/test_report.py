@@ -15,7 +15,7 @@ from lamplighter.node.events import Exit
 from lamplighter.report.jsonlines import encode
 from lamplighter.report.report import Fold, Report, ServerReport
 from lamplighter.report.summary import summary
-from tests.unit.report_stories import NEW, OLD, OOM, detached, first_crash, good_deploy, rolled_back, serving
+from tests.unit.report_stories import NEW, OLD, OOM, Journal, detached, first_crash, good_deploy, rolled_back, serving
 
 CONTRACT = {
     "outcome",
@@ -126,6 +126,44 @@ def test_what_the_end_leaves_out_comes_from_the_failure() -> None:
     assert part.release == NEW
 
 
+@pytest.mark.parametrize("stage", ["free", "commit"])
+def test_the_phase_is_that_of_the_stage_that_failed_and_not_of_the_rollback(stage: str) -> None:
+    journal = Journal()
+    journal.write(events.run_started("deploy", "ann@desk", NEW))
+    journal.write(events.stage_started("ready"))
+    journal.write(events.progress("ready", "capturing", phase="graphs"))
+    journal.write(events.stage_ended("ready", True, 9.0))
+    journal.write(events.stage_started(stage))
+    journal.write(events.failure(stage, "cancelled by ann", cause="cancelled"))
+    journal.write(events.stage_ended(stage, False, 1.0))
+    journal.write(events.stage_started("rollback"))
+    journal.write(events.progress("rollback", "answers", phase="ready"))
+    journal.write(events.ended("rolled_back", Exit.ROLLED_BACK, "cancelled by ann", stage=stage, phase=None))
+    report = Report.fold(journal.lines)
+    assert (only(report).stage, only(report).phase) == (stage, None)
+    assert "phase" not in "\n".join(summary(report))
+
+
+def test_a_failure_without_a_phase_is_in_that_of_its_stage() -> None:
+    journal = Journal()
+    journal.write(events.stage_started("ready"))
+    journal.write(events.progress("ready", "loading", phase="weights"))
+    journal.write(events.failure("ready", "cancelled by ann", cause="cancelled"))
+    journal.write(events.stage_started("rollback"))
+    journal.write(events.progress("rollback", "answers", phase="ready"))
+    journal.write(events.ended("rolled_back", Exit.ROLLED_BACK, "cancelled by ann"))
+    assert (only(Report.fold(journal.lines)).stage, only(Report.fold(journal.lines)).phase) == ("ready", "weights")
+
+
+@pytest.mark.parametrize(("cause", "is_ours"), [("abandoned", False), (None, True)])
+def test_only_an_end_without_a_cause_is_called_a_defect(cause: str | None, is_ours: bool) -> None:
+    journal = Journal()
+    journal.write(events.ended("failed", Exit.INTERNAL, "abandoned at stage free", cause=cause, hint=""))
+    part = only(Report.fold(journal.lines))
+    assert ("defect of lamplighter" in part.hint) == is_ours
+    assert "./inv status --host gpu1 --server kimi" in part.hint
+
+
 @pytest.mark.parametrize("code", [256, -1, "9", None, True, 9.5, 10**400, float("nan")])
 def test_an_exit_code_that_the_shell_cannot_carry_follows_from_the_outcome(code: object) -> None:
     end = {
@@ -211,6 +249,17 @@ def test_failed_verification_degrades_a_good_deploy_but_not_a_failed_one() -> No
     assert (degraded.outcome, degraded.exit_code, degraded.evidence) == ("deployed", 8, "port 8000 is public")
     assert degraded.serving is not None
     assert (kept.outcome, kept.exit_code, kept.evidence) == ("rolled_back", 9, OOM)
+
+
+def test_a_run_of_which_nothing_was_heard_is_not_said_to_go_on() -> None:
+    fold = Fold()
+    fold.add_error(
+        "gpu1", "kimi", ContactLost("detached", serving="run R1 may have begun", next_step="attach --run R1")
+    )
+    text = "\n".join(summary(fold.report()))
+    assert "not known here whether the run has begun (exit code 13)" in text
+    assert "goes on on the node" not in text
+    assert "goes on on the node" in "\n".join(summary(Report.fold(detached())))
 
 
 def test_refusal_is_a_refusal() -> None:
