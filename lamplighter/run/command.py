@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,14 +22,16 @@ from typing import Any, NoReturn
 from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
-from lamplighter.errors import ContactLost, LamplighterError, UsageError
+from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory import Host, Inventory, Server, load_inventory
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.run.deploy import HostSession, begin_session, detached, open_session
+from lamplighter.run.deploy import Follower, HostSession, begin_session, detached, open_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
@@ -174,29 +176,23 @@ def act(
     """
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
+    chosen: list[tuple[Host, list[Server]]] = []
 
     def listen(event: Event) -> None:
         fold.add(event)
         reporter.event(event)
 
     try:
-        with _signals():
-            for host, servers in choose(settings, patterns, server):
+        with _signals(last=True):
+            chosen = choose(settings, patterns, server)
+            for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
     except Interrupted as interrupted:
-        if not fold.report().parts():  # no run was asked for yet
-            reporter.close(None)
-            error = _as_error(interrupted)
-            fold.add_error(None, None, error)
-            if settings.as_json:
-                _say(json.dumps(fold.report().to_json()))
-            print(error, file=sys.stderr)
-            raise Leave(code=interrupted.exit_code) from interrupted
+        _tell_untold(chosen, _as_error(interrupted), fold, reporter)
     except LamplighterError as error:
-        fold.add_error(None, None, error)
-        reporter.error(None, None, error)
+        _tell(None, None, error, fold, reporter)
     except Exception as error:
-        _tell_defect(settings, None, error, fold, reporter)
+        _tell(None, None, _defect(settings, error), fold, reporter)
     report = fold.report()
     reporter.close(report)
     raise Leave(code=report.exit_code)
@@ -205,7 +201,7 @@ def act(
 def _act_on_host(
     settings: Settings,
     host: Host,
-    servers: Iterable[Server],
+    servers: Sequence[Server],
     deed: Deed,
     afterwards: Afterwards | None,
     fold: Fold,
@@ -220,46 +216,87 @@ def _act_on_host(
                     if afterwards is not None:
                         afterwards(session, server, fold, listen)
                 except Interrupted as interrupted:
-                    _leave_or_cancel(session, interrupted, fold, reporter, listen)
+                    _leave_or_cancel(settings, session, interrupted, fold, reporter)
                     if afterwards is not None:
                         _tell_unverified(host, server, fold)
                     raise
-                except LamplighterError as error:
-                    fold.add_error(host.name, server.name, error)
-                    reporter.error(host.name, server.name, error)
+                except Exception as unforeseen:
+                    error = _as_told(settings, session, unforeseen)
+                    _tell(host.name, server.name, error, fold, reporter)
                     if isinstance(error, ContactLost):
+                        _tell_untold([(host, servers)], _not_attempted(host, server), fold, reporter)
                         break
     except LamplighterError as error:
-        fold.add_error(host.name, None, error)
-        reporter.error(host.name, None, error)
+        _tell(host.name, None, error, fold, reporter)
     except Exception as error:
-        _tell_defect(settings, host.name, error, fold, reporter)
+        _tell(host.name, None, _defect(settings, error), fold, reporter)
+
+
+def _as_told(settings: Settings, session: HostSession, error: Exception) -> LamplighterError:
+    """What to tell of an error at one server; a defect of ours does not end the run that the node is at."""
+    if isinstance(error, LamplighterError):
+        return error
+    defect = _defect(settings, error)
+    return detached(session.under_way, defect) if session.under_way is not None else defect
+
+
+def _not_attempted(host: Host, lost: Server) -> LamplighterError:
+    return Unreachable(
+        f"{host.name}: not attempted",
+        why=f"contact to the host was lost during the run on {lost.name}",
+        serving=UNTOUCHED,
+        next_step="run the same command again once that run has ended",
+    )
+
+
+def _tell(host: str | None, server: str | None, error: LamplighterError, fold: Fold, reporter: Reporter) -> None:
+    fold.add_error(host, server, error)
+    reporter.error(host, server, error)
+
+
+def _tell_untold(
+    chosen: Sequence[tuple[Host, Sequence[Server]]], error: LamplighterError, fold: Fold, reporter: Reporter
+) -> None:
+    """Tell ``error`` of every chosen server of which nothing is known: none is left out of the report.
+
+    Of the command itself where none was chosen yet.
+    """
+    if not chosen:
+        _tell(None, None, error, fold, reporter)
+    known = fold.report().hosts
+    for host, servers in chosen:
+        told = known.get(host.name)
+        if told is None or told.error is None:
+            for server in servers:
+                if told is None or server.name not in told.servers:
+                    _tell(host.name, server.name, error, fold, reporter)
 
 
 def _leave_or_cancel(
-    session: HostSession, interrupted: Interrupted, fold: Fold, reporter: Reporter, listen: Listen
+    settings: Settings, session: HostSession, interrupted: Interrupted, fold: Fold, reporter: Reporter
 ) -> None:
     """Decide what becomes of a run that was interrupted here: it goes on, unless a person at a terminal cancels it."""
-    if session.under_way is None:
+    run = session.under_way
+    if run is None:
         return
-    server, run = session.under_way
-    host = session.host.name
-    is_asked = interrupted.exit_code == Exit.INTERRUPTED and sys.stdin.isatty() and sys.stderr.isatty()
+    is_asked = interrupted.exit_code == Exit.INTERRUPTED and _is_a_person_there()
     reporter.close(None)
+    trouble: LamplighterError | None = None
     try:
-        with _signals():  # armed again: a second Ctrl-C detaches
-            if is_asked and _wants_to_cancel(f"{host}/{server.name}", run):
-                session.cancel(server, listen, run)
+        with _signals(last=True):  # armed again: a second Ctrl-C detaches
+            if is_asked and _wants_to_cancel(run):
+                session.cancel_or_see_its_end(run)
                 return
     except Interrupted:
         pass
+    except (NodeRefused, Unreachable, ContactLost) as error:  # nobody was asked to cancel, as far as we know
+        trouble = error
     except LamplighterError as error:
-        fold.add_error(host, server.name, error)
-        reporter.error(host, server.name, error)
+        _tell(run.host, run.server, error, fold, reporter)
         return
-    left = detached(host, server.name, run)
-    fold.add_error(host, server.name, left)
-    reporter.error(host, server.name, left)
+    except Exception as error:
+        trouble = _defect(settings, error)
+    _tell(run.host, run.server, detached(run, trouble), fold, reporter)
 
 
 def _tell_unverified(host: Host, server: Server, fold: Fold) -> None:
@@ -274,9 +311,14 @@ def _tell_unverified(host: Host, server: Server, fold: Fold) -> None:
         )
 
 
-def _wants_to_cancel(what: str, run: str) -> bool:
+def _is_a_person_there() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def _wants_to_cancel(run: Follower) -> bool:
+    state = "is at work" if run.is_begun else "may have begun"
     while True:
-        question = f"\nrun {run} of {what} is at work. [d]etach (it goes on) or [c]ancel? "
+        question = f"\nrun {run.run} of {run.host}/{run.server} {state}. [d]etach (it goes on) or [c]ancel? "
         print(question, end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline().strip().lower()
         if answer in ("c", "cancel"):
@@ -285,16 +327,15 @@ def _wants_to_cancel(what: str, run: str) -> bool:
             return False
 
 
-def _tell_defect(settings: Settings, host: str | None, error: Exception, fold: Fold, reporter: Reporter) -> None:
+def _defect(settings: Settings, error: Exception) -> LamplighterError:
+    """What to say of an exception that nobody foresaw; its traceback is printed where one is wanted."""
     if settings.debug:
-        traceback.print_exc()
-    defect = LamplighterError(
+        traceback.print_exception(error)
+    return LamplighterError(
         f"unforeseen {type(error).__name__}: {error}",
         why="this is a defect of lamplighter",
         next_step="report it; LAMPLIGHTER_DEBUG=1 shows where it happened",
     )
-    fold.add_error(host, None, defect)
-    reporter.error(host, None, defect)
 
 
 def read(
@@ -310,31 +351,29 @@ def read(
 
     ``judge`` gives the exit code that one server's answer means.
     """
-    answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
-    errors: dict[str, LamplighterError] = {}
-    try:
-        with _signals():
-            for host, servers in choose(settings, patterns, server):
-                try:
-                    with begin_session(host, PROJECT) as session:
-                        answers[host.name] = question(session, servers)
-                except LamplighterError as error:
-                    errors[host.name] = error
-    except Interrupted as interrupted:
-        _exit_with(_as_error(interrupted), settings.as_json)
-    except LamplighterError as error:
-        _exit_with(error, settings.as_json)
-    if settings.as_json:
-        hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
-        hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-        _say(json.dumps({word: {"hosts": hosts}}))
-    elif answers:
-        _say(text(answers))
-    for told in errors.values():
-        print(told, file=sys.stderr)
-    codes = {judge(found) for servers in answers.values() for found in servers.values()}
-    codes |= {failed.exit_code for failed in errors.values()}
-    raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
+    with guarded(settings):
+        answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+        errors: dict[str, LamplighterError] = {}
+        for host, servers in choose(settings, patterns, server):
+            try:
+                with begin_session(host, PROJECT) as session:
+                    answers[host.name] = question(session, servers)
+            except LamplighterError as error:
+                errors[host.name] = error
+            except Exception as error:
+                errors[host.name] = _defect(settings, error)
+        if settings.as_json:
+            hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
+            hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
+            _say(json.dumps({word: {"hosts": hosts}}))
+        elif answers:
+            _say(text(answers))
+        for told in errors.values():
+            print(told, file=sys.stderr)
+        codes = {judge(found) for servers in answers.values() for found in servers.values()}
+        codes |= {failed.exit_code for failed in errors.values()}
+        raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
+    raise AssertionError  # guarded() lets nothing else through
 
 
 def judge_environment(answer: Mapping[str, Any]) -> Exit:
@@ -398,14 +437,18 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def guarded(settings: Settings) -> Iterator[None]:
-    """Turn errors of a task that prints by itself into a message and an exit code."""
+    """Turn errors of a task that prints by itself, defects too, into a message and an exit code."""
     try:
         with _signals():
             yield
+    except Leave:
+        raise
     except Interrupted as interrupted:
         _exit_with(_as_error(interrupted), settings.as_json)
     except LamplighterError as error:
         _exit_with(error, settings.as_json)
+    except Exception as error:
+        _exit_with(_defect(settings, error), settings.as_json)
 
 
 def _as_error(interrupted: Interrupted) -> LamplighterError:
@@ -415,23 +458,31 @@ def _as_error(interrupted: Interrupted) -> LamplighterError:
 
 
 def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
+    """Leave with what kept the whole task from its work; with ``as_json`` that line is the promised report, too."""
     if as_json:
-        print(json.dumps({"error": str(error), "exit_code": int(error.exit_code)}))
+        fold = Fold()
+        fold.add_error(None, None, error)
+        _say(json.dumps({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()}))
     print(error, file=sys.stderr)
     raise Leave(code=error.exit_code)
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Make Ctrl-C and TERM one exception, raised once: a second one ends the process as usual."""
+def _signals(*, last: bool = False) -> Iterator[None]:
+    """Make Ctrl-C and TERM one exception, raised once: a second one ends the process as usual.
+
+    With ``last`` neither is heeded any more after the first one, nor after the block: the report that follows and the
+    exit code have to say the same. Another `_signals` heeds them again while its block lasts.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        for each in SIGNALS if last else (number,):
+            signal.signal(each, signal.SIG_IGN if last else signal.SIG_DFL)
         raise Interrupted(Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last else handler)

@@ -18,7 +18,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
-from lamplighter.report.wording import serving
+from lamplighter.report.wording import number, serving, text
 from lamplighter.run.session import converse
 from lamplighter.run.ssh import Node
 
@@ -35,8 +35,8 @@ class HostSession:
         self.host = host
         self.node = node
         self.project = project
-        #: Server and run id of a run that we may have begun and whose end we have not heard of.
-        self.under_way: tuple[Server, str] | None = None
+        #: A run that we have asked for and whose end we have not heard of.
+        self.under_way: Follower | None = None
 
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
@@ -46,31 +46,55 @@ class HostSession:
         that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
-        self.under_way = (server, prepared["run"])
-        follower = _Follower(self.host.name, server.name, prepared["run"], on_event)
-        self._follow({**prepared, **options}, follower)
+        follower = Follower(self.host.name, server.name, prepared["run"], on_event)
+
+        def is_sent() -> None:
+            self.under_way = follower
+
+        try:
+            self._follow({**prepared, **options}, follower, is_sent)
+        except LamplighterError:  # it says all that is known of the run
+            self.under_way = None
+            raise
         self.under_way = None
 
     def attach(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
-        self._follow(
-            {"verb": "attach", "servers": [server.name], "to": run},
-            _Follower(self.host.name, server.name, run, on_event),
-        )
+        self._attach(Follower(self.host.name, server.name, run, on_event))
 
-    def cancel(self, server: Server, on_event: OnEvent, run: str | None = None, after: int = 0) -> None:
-        """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end, from event ``after`` on.
+    def cancel(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
+        """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end.
 
-        Before ``stop`` the node stays as it is, afterwards the run rolls back.
+        Before ``stop`` the node stays as it is, afterwards the run rolls back. Raises NoSuchRun where none is at work.
         """
-        follower = _Follower(self.host.name, server.name, run, on_event)
-        follower.last = after
-        self._follow(
-            {"verb": "cancel", "servers": [server.name], "to": run, "by": whoever_asks(), "after": after}, follower
-        )
-        self.under_way = None
+        self._cancel(Follower(self.host.name, server.name, run, on_event))
 
-    def _follow(self, request: Mapping[str, Any], follower: _Follower) -> None:
+    def cancel_or_see_its_end(self, run: Follower) -> None:
+        """Cancel a run that we have followed so far; where its own end came first, show that and say so.
+
+        Raises NoSuchRun where the node does not know it.
+        """
+        try:
+            self._cancel(run)
+        except NoSuchRun as refusal:
+            self._attach(run)
+            run.tell(f"nothing was cancelled ({refusal.what}): the run had come to its own end")
+
+    def _attach(self, run: Follower) -> None:
+        self._follow({"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last}, run)
+
+    def _cancel(self, run: Follower) -> None:
+        asked = {"verb": "cancel", "servers": [run.server], "to": run.run, "by": whoever_asks(), "after": run.last}
+        self._follow(asked, run)
+
+    def reconnect(self) -> None:
+        """Give the connection up and log in anew. Raises Unreachable or one of its kinds."""
+        self.node.close()
+        self.node.open()
+
+    def _follow(
+        self, request: Mapping[str, Any], follower: Follower, on_sending: Callable[[], None] = lambda: None
+    ) -> None:
         """Hold the conversation that ``request`` begins to the run's end, over as many connections as it takes."""
         whole = {"host": self.host.name, "root": self.host.root, **request}
         pauses = list(RECONNECT_PAUSES)
@@ -78,10 +102,9 @@ class HostSession:
         while True:
             heard = follower.last
             try:
-                if not is_first:
-                    self.node.close()
-                    self.node.open()
-                bye = converse(self.node, self.host.connection.python, whole, follower)
+                if not (is_first and self.node.is_alive):  # what came before on this host may have lost it
+                    self.reconnect()
+                bye = converse(self.node, self.host.connection.python, whole, follower, on_sending)
             except LamplighterError as error:
                 if is_first and not isinstance(error, ContactLost):
                     raise
@@ -105,7 +128,7 @@ class HostSession:
                 "after": follower.last,
             }
 
-    def _given_up(self, follower: _Follower, trouble: LamplighterError) -> LamplighterError:
+    def _given_up(self, follower: Follower, trouble: LamplighterError) -> LamplighterError:
         if isinstance(trouble, NoSuchRun) and not follower.is_begun:
             return Unreachable(
                 f"{self.host.name}: contact was lost before the run began",
@@ -113,7 +136,7 @@ class HostSession:
                 serving=UNTOUCHED,
                 next_step="run the same command again",
             )
-        return detached(self.host.name, follower.server, follower.run, trouble)
+        return detached(follower, trouble)
 
     def logs(
         self, server: Server, write: Callable[[str], None], lines: int, follow: bool, run: str | None = None
@@ -254,7 +277,7 @@ class HostSession:
         _raise_defect(self.host.name, bye)
         return bye
 
-    def _check_farewell(self, bye: Event, follower: _Follower) -> None:
+    def _check_farewell(self, bye: Event, follower: Follower) -> None:
         if bye.get("refused"):
             raise NodeRefused(
                 f"{self.host.name}: no run can keep its journal there",
@@ -333,25 +356,28 @@ class NoSuchRun(NodeRefused):
     """The node has no such run of this server."""
 
 
-class _Follower:
-    """Hands the events of one run to ``on_event``, and knows how far it has come."""
+class Follower:
+    """Hands the events of one run to ``on_event``, and knows how far it has come: ``last`` is the last one's number."""
 
-    def __init__(self, host: str, server: str, run: str | None, on_event: OnEvent) -> None:
+    def __init__(self, host: str, server: str, run: str | None, on_event: OnEvent, after: int = 0) -> None:
         self.host = host
         self.server = server
         self.run = run
-        self.last = 0
-        self.is_begun = False
+        self.last = after
         self._on_event = on_event
 
     def __call__(self, event: Event) -> None:
         if event["event"] == events.RESULT and event.get("error"):
             status = events.invocation("status", self.host, self.server)
             raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
-        self.run = event.get("run") or self.run
-        self.last = max(self.last, int(event.get("seq") or 0))
-        self.is_begun = self.is_begun or self.last > 0
+        self.run = text(event.get("run")) or self.run
+        self.last = max(self.last, int(number(event.get("seq")) or 0))
         self._on_event(event if "host" in event else {**event, "host": self.host, "server": self.server})
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the run was heard of."""
+        return self.last > 0
 
     def tell(self, message: str) -> None:
         """Tell a warning of our own."""
@@ -377,11 +403,15 @@ def _raise_defect(host: str, bye: Event) -> None:
         )
 
 
-def detached(host: str, server: str, run: str | None, trouble: LamplighterError | None = None) -> ContactLost:
-    """Return the error that says: the run goes on without us, and this is how to see it again."""
+def detached(run: Follower, trouble: LamplighterError | None = None) -> ContactLost:
+    """Return the error that says: the run goes on without us, if it has begun, and this is how to see it again."""
+    goes_on = (
+        "goes on by itself on the node" if run.is_begun else "may have begun; then it goes on by itself on the node"
+    )
+    words = ("--run", run.run) if run.run else ()  # without it, attach shows another one where this has not begun
     return ContactLost(
-        trouble.what if trouble else f"{host}: detached",
+        trouble.what if trouble else f"{run.host}: detached",
         why=trouble.why if trouble else "interrupted",
-        serving=f"run {run or 'at work'} of server {server} goes on by itself on the node",
-        next_step=events.invocation("attach", host, server),
+        serving=f"{f'run {run.run}' if run.run else 'a run'} of server {run.server} {goes_on}",
+        next_step=events.invocation("attach", run.host, run.server, *words),
     )

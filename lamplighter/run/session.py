@@ -8,14 +8,15 @@ conversation: an exit status of -1, or the end of the stream, may be the death o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lamplighter.errors import ContactLost, LamplighterError, NodeRefused
+from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.run.become import sudo_refusal
@@ -26,10 +27,17 @@ MARKER_SECONDS = 20.0
 PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")
 
 
-def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> Event:
+def converse(
+    node: Node,
+    python: str,
+    request: Mapping[str, Any],
+    on_event: Callable[[Event], None],
+    on_sending: Callable[[], None] = lambda: None,
+) -> Event:
     """Send ``request`` to ``node`` and hand each line to ``on_event``, heartbeats too; return the ``bye``.
 
-    Raises NodeRefused before anything was done there, ContactLost once the node may be at work.
+    Calls ``on_sending`` before the first byte of the request leaves. Raises Unreachable or NodeRefused before anything
+    was done there, ContactLost once the node may be at work.
     """
     if not PYTHON_PATH.match(python):
         raise NodeRefused(
@@ -37,7 +45,8 @@ def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Call
             why="every login shell must read it alike, so it may hold letters, digits and _ . / + - alone",
             next_step="make a symbolic link with a plain name and give that",
         )
-    node.refuse_sudo_that_logs_input()
+    with _nothing_sent(node):
+        node.refuse_sudo_that_logs_input()
     nonce = secrets.token_hex(8)
     runner = pack()
     boot = boot_source(nonce)
@@ -46,8 +55,10 @@ def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Call
         f"""exec /bin/sh -c 'exec {sudo}{python} -I -S -c "import sys;exec(sys.stdin.buffer.read({len(boot)}))"'"""
     )
     body = json.dumps({**request, "runner": runner.digest}).encode()
-    channel = node.stream(command)
+    with _nothing_sent(node):
+        channel = node.stream(command)
     try:
+        on_sending()
         channel.write(boot + _frame(body))
         lines = _Lines(channel)
         if _await_marker(node, lines, nonce) == "need":
@@ -55,6 +66,22 @@ def converse(node: Node, python: str, request: Mapping[str, Any], on_event: Call
         return _read_events(node, lines, nonce, on_event)
     finally:
         channel.close()
+
+
+@contextlib.contextmanager
+def _nothing_sent(node: Node) -> Iterator[None]:
+    """No request is on its way yet, so nothing goes on without us: lost contact is a node that cannot be reached."""
+    try:
+        yield
+    except ContactLost as lost:
+        raise Unreachable(
+            lost.what,
+            why=lost.why,
+            serving=UNTOUCHED,
+            next_step=f"look how long `ssh {node.name}` takes, and there `sudo -n -l`"
+            if node.spec.become
+            else "run the same command again",
+        ) from lost
 
 
 def _frame(data: bytes) -> bytes:
@@ -156,10 +183,18 @@ def _read_events(node: Node, lines: _Lines, nonce: str, on_event: Callable[[Even
         if line.startswith(_marker(nonce)):  # the program could not be unpacked
             word, _, detail = line[len(_marker(nonce)) :].decode("utf-8", "replace").partition(" ")
             raise _refusal(node, word, detail.strip())
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # a line of ours never looks like this: somebody else wrote to the channel
+        event = _event_in(line)
+        if event is None:
+            continue
         if event["event"] == events.BYE:
-            return dict(event)
+            return event
         on_event(event)
+
+
+def _event_in(line: bytes) -> Event | None:
+    """Read one line; None where somebody else wrote it to the channel: a background job of an rc file does."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and isinstance(said.get("event"), str) else None

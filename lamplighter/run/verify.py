@@ -143,7 +143,7 @@ def afterwards(
     where = {"host": session.host.name, "server": server.name, "run": run}
     listen({**events.stage_started("verify"), **where})
     began = time.monotonic()
-    checks = verify(session, server, inventory)["checks"]
+    checks = _verified_after_all(session, server, inventory, lambda event: listen({**event, **where}))
     failed = [check for check in checks if check["outcome"] in BLOCKS]
     asked = [check for check in checks if check["outcome"] != SKIPPED]
     for check in checks:
@@ -162,6 +162,20 @@ def afterwards(
             evidence=failed[0]["evidence"],
             hint=events.invocation("verify", session.host.name, server.name),
         )
+
+
+def _verified_after_all(
+    session: HostSession, server: Server, inventory: Path, listen: Callable[[Event], None]
+) -> list[dict[str, Any]]:
+    """Return the checks of ``verify``; it only reads, so where contact is lost all of it is done once more."""
+    try:
+        found = verify(session, server, inventory)
+    except Unreachable as lost:
+        listen(events.warning("verify", f"contact lost ({lost.what}); verifying again over a new connection"))
+        session.reconnect()
+        found = verify(session, server, inventory)
+    checks: list[dict[str, Any]] = found["checks"]
+    return checks
 
 
 def judge_checks(answer: Mapping[str, Any]) -> Exit:

@@ -130,7 +130,8 @@ def test_interrupted_before_a_run_began_is_130(box: Box) -> None:
             assert process.wait(120) == Exit.INTERRUPTED
             assert process.stdout is not None
             report = json.loads(process.stdout.read().splitlines()[-1])["report"]
-            assert (report["exit_code"], report["error"]["message"]) == (130, "interrupted; nothing was touched")
+            part = report["hosts"]["box"]["servers"]["demo"]
+            assert (report["exit_code"], part["message"]) == (130, "interrupted; nothing was touched")
             connection.close()
 
 
