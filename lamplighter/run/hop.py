@@ -13,6 +13,7 @@ from paramiko.ssh_exception import AuthenticationException, ChannelException, In
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, LoginFailed, NodeRefused, Unreachable
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.login import Login
+from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import REFUSED_PAUSE, ProxyProcess, Transport, connect_tcp, family_of, label_of
 
 #: Seconds for one login attempt; a node with a slow directory service or DNS takes its time here.
@@ -25,11 +26,14 @@ UNKNOWN_STATE = "not known from here; the node finishes what it started"
 class Hop:
     """One SSH login on the way: a Fabric connection, its socket, its host key check."""
 
-    def __init__(self, name: str, connection: Any, keys: HostKeys, login: Login, timeout: float) -> None:
+    def __init__(
+        self, name: str, connection: Any, settings: Settings, keys: HostKeys, login: Login, timeout: float
+    ) -> None:
         self.name = name
         self.label = label_of(connection)
         self.user: str = connection.user
         self._connection = connection
+        self._settings = settings
         self._keys = keys
         self._login = login
         self._timeout = timeout
@@ -60,13 +64,13 @@ class Hop:
 
     def connect_socket(self) -> Any:
         """A socket to this host, tuned; through its ProxyCommand where ssh_config has one."""
-        command = self._connection.ssh_config.get("proxycommand")
+        command = self._settings.get("proxycommand")
         with self._told():
             if command:
                 self._proxy = ProxyProcess(command)
                 return self._proxy.socket
             return connect_tcp(
-                self._connection.host, int(self._connection.port), family_of(self._connection.ssh_config), self._timeout
+                self._connection.host, int(self._connection.port), family_of(self._settings), self._timeout
             )
 
     def dial(self, inner: Hop) -> Any:

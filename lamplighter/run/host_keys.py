@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import paramiko
 
 from lamplighter.errors import UNTOUCHED, Unreachable
 from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
+from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import label_of
 
 
@@ -29,15 +31,23 @@ class HostKeyChanged(Unreachable):
 class HostKeys(paramiko.MissingHostKeyPolicy):
     """Decides about a shown host key. paramiko is given no keys of its own, so it asks here every time."""
 
-    def __init__(self, name: str, connection: Any, files: Sequence[Path], checking: str, through_jump: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        connection: Any,
+        settings: Settings,
+        files: Sequence[Path],
+        checking: str,
+        through_jump: bool,
+    ) -> None:
         self._name = name
         self._label = label_of(connection)
         self._host, self._port = connection.host, int(connection.port)
-        self._alias: str | None = connection.ssh_config.get("hostkeyalias")
+        self._alias = settings.get("hostkeyalias") or None
         self._names = host_names(self._host, self._port, self._alias)
-        self._file = files[0]
+        self._file = next((file for file in files if file != Path(os.devnull)), None)
         self._known = KnownHosts.read(files)
-        self._hashes = str(connection.ssh_config.get("hashknownhosts", "no")).lower() == "yes"
+        self._hashes = settings.says_yes("hashknownhosts")
         self._checking = checking
         self._through_jump = through_jump
 
@@ -59,6 +69,8 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         if verdict.word == "unknown":
             if self._checking != "accept-new":
                 raise self._unknown(kind, blob)
+            if self._file is None:  # ssh would accept it anew each time
+                return
             try:
                 remember(self._file, self._names[0], kind, blob, hashed=self._hashes)
             except OSError as error:
@@ -80,7 +92,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             why=why,
             serving=UNTOUCHED,
             next_step=f"compare the fingerprint with the node's own (on its console: {_own_fingerprint(kind)}), "
-            f"then run: {self._add_command(kind, blob)}",
+            + self._then_add(kind, blob),
         )
         error.fingerprint = shown
         return error
@@ -98,7 +110,8 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             )
             advice = (
                 f"either the node was installed anew or somebody is listening in: compare with its console "
-                f"({_own_fingerprint(kind)}); if it is right: {forget} && {self._add_command(kind, blob)}"
+                f"({_own_fingerprint(kind)}); if it is right: {forget}"
+                + (f" && {self._add_command(kind, blob, self._file)}" if self._file else "")
             )
         error = HostKeyChanged(
             f"{self._name}: the host key of {self._host}:{self._port} {what}",
@@ -109,8 +122,17 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         error.fingerprint = shown
         return error
 
-    def _add_command(self, kind: str, blob: bytes) -> str:
-        file = shlex.quote(str(self._file))
+    def _then_add(self, kind: str, blob: bytes) -> str:
+        if self._file:
+            return f"then run: {self._add_command(kind, blob, self._file)}"
+        # a file that keeps nothing, or none: ssh itself has no place for the key either
+        return (
+            "then set the host variable known_hosts to a file (ssh_config names none that keeps anything) and run: "
+            + self._add_command(kind, blob, Path("THAT_FILE"))
+        )
+
+    def _add_command(self, kind: str, blob: bytes, place: Path) -> str:
+        file = shlex.quote(str(place))
         if self._alias or self._through_jump:  # ssh-keyscan knows neither aliases nor jump hosts
             return f"echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
         port = "" if self._port == 22 else f"-p {self._port} "

@@ -6,6 +6,7 @@ import base64
 import copy
 import os
 import shlex
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,35 @@ from typing import Any
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from paramiko.agent import AgentSSH
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from lamplighter.errors import UNTOUCHED, LoginFailed
 from lamplighter.run.known_hosts import fingerprint
+from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import Transport, label_of
+
+#: Seconds for each answer of an ssh-agent, which may ask its owner first; less than those for the whole login.
+AGENT_TIMEOUT = 20.0
 
 
 class Login:
     """Tries keys as OpenSSH would, and remembers what it tried; paramiko calls this an auth strategy."""
 
-    def __init__(self, name: str, connection: Any, key_file: str | None, user_ssh: Path) -> None:
+    def __init__(self, name: str, connection: Any, settings: Settings, key_file: str | None, user_ssh: Path) -> None:
         self._name = name
         self._label = label_of(connection)
         self._user: str = connection.user
-        config = connection.ssh_config
-        self._only_identities = str(config.get("identitiesonly", "no")).lower() == "yes"
-        self._use_agent = str(config.get("identityagent", "")).lower() != "none"
+        self._only_identities = settings.says_yes("identitiesonly")
+        self._agent_address = _agent_address(settings.get("identityagent"))
+        said = settings.all("identityfile")
         wanted = [key_file] if key_file else []
-        wanted += [file for file in config.get("identityfile", []) if file.lower() != "none"]
+        wanted += [file for file in said or () if file.lower() != "none"]
         self._explicit = key_file
         self._identities = [Path(file).expanduser() for file in wanted]
-        named = config.get("certificatefile")
-        self._certificates = [Path(named).expanduser()] if named else []
-        self._defaults = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+        self._certificates = [Path(file) for file in settings.all("certificatefile") or ()]
+        usual = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+        self._defaults = [] if wanted or said else [file for file in usual if file.exists()]
         self._tried: list[str] = []
         self._unusable: list[str] = []
         self._encrypted: list[Path] = []
@@ -83,22 +89,24 @@ class Login:
             pass
         return ()
 
-    def _open_agent(self) -> paramiko.Agent | None:
-        if not self._use_agent:
+    def _open_agent(self) -> _Agent | None:
+        if not self._agent_address:
             return None
         try:
-            return paramiko.Agent()
+            return _Agent(self._agent_address)
         except (SSHException, OSError, EOFError) as error:
-            self._unusable.append(f"ssh-agent: {error}")
+            told = error.strerror if isinstance(error, OSError) and error.strerror else error
+            self._unusable.append(f"ssh-agent at {self._agent_address}: {told}")
             return None
 
-    def _keys(self, agent: paramiko.Agent | None) -> Iterator[tuple[paramiko.PKey, str]]:
+    def _keys(self, agent: _Agent | None) -> Iterator[tuple[paramiko.PKey, str]]:
         """Named key files first: an agent full of other keys would use up the node's MaxAuthTries before them."""
         held = list(agent.get_keys()) if agent else []
         seen: set[bytes] = set()
-        for file in self._identities or [file for file in self._defaults if file.exists()]:
-            key = self._load(file)
-            public = key.asbytes() if key else _public_blob(file)
+        for file in self._identities or self._defaults:
+            is_public = _public_blob(file) is not None
+            key = None if is_public else self._load(file)
+            public = key.asbytes() if key else _public_blob(file) or _public_blob(Path(f"{file}.pub"))
             from_agent = [one for one in held if public and _certified_blob(one.asbytes()) == public]
             if public in seen:
                 continue
@@ -114,6 +122,8 @@ class Login:
                     yield one, f"{file} by the agent" + ("" if one.asbytes() == public else ", with its certificate")
             elif file in self._encrypted:
                 self._unusable.append(f"{file} is encrypted and no ssh-agent holds it")
+            elif is_public:
+                self._unusable.append(f"{file} is a public key and no ssh-agent holds the private one")
         if self._only_identities:
             return
         for one in held:
@@ -143,13 +153,18 @@ class Login:
         why = f"tried {'; '.join(self._tried)}" if self._tried else "there was no key to try"
         for unusable in self._unusable:
             why += f"; {unusable}"
-        if not self._use_agent or "SSH_AUTH_SOCK" not in os.environ:
+        if not self._agent_address:
             why += "; no ssh-agent"
         if allowed:
             why += f"; the node allows {', '.join(allowed)}"
         if said:
             why += f"; it said: {said}"
-        if self._encrypted:
+        if "too many authentication failures" in said.lower():
+            advice = (
+                "the node listens to a few keys only (MaxAuthTries): name the right one with "
+                "ansible_ssh_private_key_file, or with IdentityFile and IdentitiesOnly yes in ssh_config"
+            )
+        elif self._encrypted:
             advice = f"load the key: ssh-add {shlex.quote(str(self._encrypted[0]))}"
         elif self._tried:
             advice = f"put one of these keys into ~{self._user}/.ssh/authorized_keys on the node, or set ansible_user"
@@ -160,12 +175,47 @@ class Login:
         )
 
 
+class _Agent(AgentSSH):
+    """The ssh-agent on a socket. paramiko's own knows but one address, and waits for an answer without any limit."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        wire.settimeout(AGENT_TIMEOUT)
+        try:
+            wire.connect(address)
+            self._connect(wire)  # type: ignore[attr-defined]  # the stubs name no private parts
+        except BaseException:
+            wire.close()
+            raise
+
+    def _send_message(self, message: Any) -> Any:
+        try:
+            return super()._send_message(message)  # type: ignore[misc]
+        except TimeoutError:
+            raise SSHException(f"the ssh-agent did not answer within {AGENT_TIMEOUT:g} s") from None
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+def _agent_address(said: str) -> str:
+    """Where IdentityAgent finds the agent; empty for none."""
+    if said.lower() == "none":
+        return ""
+    if said.startswith("$"):
+        return os.environ.get(said[1:], "")
+    return os.environ.get("SSH_AUTH_SOCK", "") if said in ("", "SSH_AUTH_SOCK") else said
+
+
 def _public_blob(file: Path) -> bytes | None:
-    """The public key beside a private key that we cannot open: enough to find it in an agent."""
+    """The public key in ``file``, a certificate's own: enough to find the private one in an agent."""
     try:
-        return base64.b64decode(Path(f"{file}.pub").read_text(encoding="utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
+        kind, text = file.read_text(encoding="utf-8").split()[:2]
+        blob = base64.b64decode(text, validate=True)
+    except (OSError, ValueError):
         return None
+    return _certified_blob(blob) if blob[4 : 4 + int.from_bytes(blob[:4], "big")] == kind.encode() else None
 
 
 def _certified_by(file: Path) -> bytes | None:

@@ -1,9 +1,9 @@
 """One open SSH connection to one node: strict about keys, quick on the wire, and every failure in plain words.
 
-With its parts (`hop`, `login`, `host_keys`, `wire`) the only place that knows Fabric and paramiko. Fabric reads
-ssh_config; the sockets, the host key check, the choice of keys and the channels are ours, because its defaults accept
-any host key, add 45 ms a connect for want of TCP_NODELAY, never notice a cut wire, and read a command's input one
-character per 10 ms.
+With its parts (`hop`, `login`, `host_keys`, `wire`) the only place that knows Fabric and paramiko. ssh_config, the
+sockets, the host key check, the choice of keys and the channels are ours, because Fabric's defaults read ssh_config
+otherwise than ssh, accept any host key, add 45 ms a connect for want of TCP_NODELAY, never notice a cut wire, and read
+a command's input one character per 10 ms.
 
 Touches nothing on the node. Writes known_hosts on this machine only where the inventory says ``accept-new``.
 """
@@ -11,13 +11,14 @@ Touches nothing on the node. Writes known_hosts on this machine only where the i
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,9 @@ from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable,
 from lamplighter.run.become import SUDOERS_FILE, become_words, sudo_logs_input
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
+from lamplighter.run.known_hosts import DEFAULT_PORT
 from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import expand
+from lamplighter.run.ssh_config import Settings, SshConfig, read_lines
 from lamplighter.run.wire import last_line
 
 if TYPE_CHECKING:
@@ -227,30 +229,19 @@ class Node:
         """The hops in the order in which they are opened: the outermost jump host first, the node itself last."""
         spec = self.spec
         place = parse_place(spec.host)
-        user = spec.user or place.user
-        port = spec.port or place.port
-        config = self._fabric_config(place.host, user, port)
-        target = _connection(self.name, config, place.host, user, port)
-        jumps = _jumps(self.name, config, target)
-        connections = [*jumps, target]
+        directories = ((self._user_ssh, "config"), (self._system_ssh, "ssh_config"))
+        config = SshConfig(tuple(read_lines(directory / name, directory) for directory, name in directories))
+        # The inventory wins everywhere, also in the %p and %r of a ProxyCommand and in `Match user`.
+        target = _look_up(config, Place(place.host, spec.user or place.user, spec.port or place.port))
         hops: list[Hop] = []
-        for connection in connections:
-            key_file = spec.key_file if connection is target else None
-            known = _known_hosts_files(connection.ssh_config, spec.known_hosts, self._user_ssh, self._system_ssh)
-            keys = HostKeys(self.name, connection, known, spec.host_key_checking, bool(hops))
-            login = Login(self.name, connection, key_file, self._user_ssh)
-            hops.append(Hop(self.name, connection, keys, login, spec.connect_timeout))
+        for stop in [*_jumps(config, target), target]:
+            connection = _connection(self.name, stop)
+            key_file = spec.key_file if stop is target else None
+            known = _known_hosts_files(stop.settings, spec.known_hosts, self._user_ssh, self._system_ssh)
+            keys = HostKeys(self.name, connection, stop.settings, known, spec.host_key_checking, bool(hops))
+            login = Login(self.name, connection, stop.settings, key_file, self._user_ssh)
+            hops.append(Hop(self.name, connection, stop.settings, keys, login, _connect_timeout(spec, stop.settings)))
         return hops
-
-    def _fabric_config(self, host: str, user: str | None, port: int | None) -> Any:
-        # ssh_config keeps the first value that it meets: put before the files, the inventory wins everywhere, also in
-        # the %p and %r of a ProxyCommand and in `Match user`.
-        text = f"Host {host}\n" + (f"User {user}\n" if user else "") + (f"Port {port}\n" if port else "")
-        for directory, name in ((self._user_ssh, "config"), (self._system_ssh, "ssh_config")):
-            text += "Host *\n" + expand(directory / name, directory)
-        with _usage_errors(self.name):
-            # lazy: a stray ~/.fabric.yaml or FABRIC_* variable has no say in where we connect.
-            return fabric.Config(ssh_config=paramiko.SSHConfig.from_text(text), lazy=True)
 
 
 @contextlib.contextmanager
@@ -444,31 +435,50 @@ def parse_place(text: str) -> Place:
     return Place(host, user or None, int(port) if port else None)
 
 
-def _jumps(name: str, config: Any, connection: Any, passed: frozenset[str] = frozenset()) -> list[Any]:
-    """Fabric connections to the jump hosts before ``connection``, outermost first.
+@dataclass(frozen=True)
+class _Stop:
+    """A host on the way, and what the SSH client configuration says of it."""
 
-    Of a chain only the first host may have a ProxyJump of its own, as with OpenSSH. A host that is named as its own
+    place: Place
+    settings: Settings
+
+
+def _look_up(config: SshConfig, asked: Place) -> _Stop:
+    settings = replace(config, user=asked.user, port=asked.port).lookup(asked.host)
+    user, port = settings.get("user") or getpass.getuser(), int(settings.get("port") or DEFAULT_PORT)
+    return _Stop(Place(settings.get("hostname"), user, port), settings)
+
+
+def _jumps(config: SshConfig, stop: _Stop, passed: frozenset[Place] = frozenset()) -> list[_Stop]:
+    """The jump hosts before ``stop``, outermost first.
+
+    Of a chain only the first host may have a ProxyJump of its own, as with OpenSSH. A login that is named as its own
     jump (`Host *`) is reached directly.
     """
-    value = str(connection.ssh_config.get("proxyjump") or "none")
+    value = stop.settings.get("proxyjump") or "none"
     if value.lower() == "none":
         return []
-    passed = passed | {connection.original_host, connection.host}
-    hops = []
-    for word in value.split(","):
-        place = parse_place(word)
-        if place.host in passed:
-            return []
-        hops.append(_connection(name, config, place.host, place.user, place.port))
-    return [*_jumps(name, config, hops[0], passed), *hops]
+    passed = passed | {stop.place}
+    jumps = [_look_up(config, parse_place(word)) for word in value.split(",")]
+    if any(jump.place in passed for jump in jumps):
+        return []
+    return [*_jumps(config, jumps[0], passed), *jumps]
 
 
-def _connection(name: str, config: Any, host: str, user: str | None, port: int | None) -> Any:
+def _connection(name: str, stop: _Stop) -> Any:
+    place = stop.place
     with _usage_errors(name):
-        # Fabric would build the jumps itself and check no key on them; it also trips over words of ssh_config that it
-        # does not know (ConnectTimeout none, ForwardAgent $SOCKET), hence no None here.
+        # lazy: a stray ~/.fabric.yaml or FABRIC_* variable has no say in where we connect; nor has Fabric's own reading
+        # of ssh_config, by which it would build the jumps itself and check no key on them.
+        config = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
         return fabric.Connection(
-            host, user=user, port=port, config=config, gateway=False, forward_agent=False, connect_timeout=1
+            place.host,
+            user=place.user,
+            port=place.port,
+            config=config,
+            gateway=False,
+            forward_agent=False,
+            connect_timeout=1,
         )
 
 
@@ -484,16 +494,22 @@ def _usage_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _known_hosts_files(config: Any, from_inventory: str | None, user_ssh: Path, system_ssh: Path) -> list[Path]:
-    """Files that may vouch for a host; the first is where a new key belongs."""
+def _known_hosts_files(settings: Settings, from_inventory: str | None, user_ssh: Path, system_ssh: Path) -> list[Path]:
+    """Files that may vouch for a host; the first is where a new key belongs. Empty where ssh_config wants none."""
     files = [Path(from_inventory).expanduser()] if from_inventory else []
     for option, defaults in (
         ("userknownhostsfile", [user_ssh / "known_hosts", user_ssh / "known_hosts2"]),
         ("globalknownhostsfile", [system_ssh / "ssh_known_hosts", system_ssh / "ssh_known_hosts2"]),
     ):
-        said = config.get(option)
-        files += [Path(word).expanduser() for word in shlex.split(said) if word != "none"] if said else defaults
+        said = settings.all(option)
+        files += defaults if said is None else [Path(word) for word in said if word.lower() != "none"]
     return files
+
+
+def _connect_timeout(spec: ConnectionSpec, settings: Settings) -> float:
+    """The inventory's time where it differs from the default, else that of ssh_config, else the default."""
+    usual = type(spec).connect_timeout
+    return spec.connect_timeout if spec.connect_timeout != usual else settings.seconds("connecttimeout") or usual
 
 
 def _left(deadline: float | None) -> float | None:

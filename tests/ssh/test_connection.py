@@ -244,6 +244,19 @@ def test_an_unknown_host_key_is_refused(desk: Desk, sshd: Sshd, spec: Connection
     assert not desk.known_hosts.exists()
 
 
+@pytest.mark.parametrize("user_file", ["none", "/dev/null"])
+def test_a_host_key_that_no_file_would_keep(desk: Desk, spec: ConnectionSpec, user_file: str) -> None:
+    desk.config.write_text(f"UserKnownHostsFile {user_file}\nGlobalKnownHostsFile none\n")
+
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+
+    assert ">> /dev/null" not in caught.value.next_step
+    assert "set the host variable known_hosts" in caught.value.next_step
+    with desk.node(replace(spec, host_key_checking="accept-new")) as node:
+        assert node.is_alive
+
+
 def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: ConnectionSpec) -> None:
     with pytest.raises(HostKeyUnknown) as caught:
         desk.node(spec).open()
@@ -432,8 +445,27 @@ def test_the_named_key_comes_before_an_agent_full_of_others(desk: Desk, sshd: Ss
 
     with desk.node(spec) as node:
         assert node.is_alive
-    with pytest.raises(LoginFailed, match="Too many authentication failures"):
+    with pytest.raises(LoginFailed, match="Too many authentication failures") as caught:
         desk.node(replace(spec, key_file=None)).open()
+    assert "IdentitiesOnly" in caught.value.next_step
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_agent_that_ssh_config_names(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, client_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    add_to_agent(client_key)
+    address = os.environ["SSH_AUTH_SOCK"]
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere")
+    monkeypatch.setenv("AGENT_OF_MINE", address)
+    (desk.user_ssh / "it.pub").write_text(f"{public(client_key)}\n")
+    by_public_half = f"IdentitiesOnly yes\nIdentityFile {desk.user_ssh}/it.pub\n"
+
+    for said in (f'"{address}"', "$AGENT_OF_MINE", "${AGENT_OF_MINE}"):
+        desk.config.write_text(f"IdentityAgent {said}\n{by_public_half}")
+        with desk.node(replace(spec, key_file=None)) as node:
+            assert node.is_alive
 
 
 # -- certificates
@@ -480,7 +512,7 @@ def test_a_certificate_beside_the_key_logs_in(
 def test_the_certificate_of_ssh_config_belongs_to_its_key(desk: Desk, certified: ConnectionSpec) -> None:
     aside = desk.user_ssh / "elsewhere.pub"
     (desk.user_ssh / "id_signed-cert.pub").rename(aside)
-    desk.config.write_text(f"Host *\n  CertificateFile {aside}\n")
+    desk.config.write_text(f"Host *\n  CertificateFile {desk.user_ssh}/of-another-key\n  CertificateFile {aside}\n")
     with desk.node(certified) as node:
         assert node.is_alive
 
@@ -722,7 +754,7 @@ def test_a_jump_host_that_cannot_reach_the_target_says_why(
 
 
 def test_a_host_that_is_named_as_its_own_jump_is_reached_directly(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
-    desk.config.write_text(f"Host *\n  ProxyJump {sshd.host}\n")
+    desk.config.write_text(f"Host *\n  ProxyJump {sshd.host}:{sshd.port}\n")
     desk.known_hosts.write_text(sshd.known_line())
 
     with desk.node(spec) as node:

@@ -1,16 +1,33 @@
-"""ssh_config made readable for paramiko: Include in its place, Match conditions that it does not know never true."""
+"""ssh_config as OpenSSH reads it; Match conditions that we do not know are never true."""
 
 from __future__ import annotations
 
+import getpass
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
-import paramiko
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from lamplighter.errors import UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.run.ssh import Node
-from lamplighter.run.ssh_config import expand
+from lamplighter.run.ssh_config import Settings, SshConfig, read_lines
+
+#: Lines that ssh and we should make the same of, in any order.
+PIECES = (
+    "Host gpu1\n", "Host other # gpu1\n", "Host gpu* !gpu1\n", "Host g?u1 x\n", "Host=*\n",
+    "Match host gpu1\n", 'Match exec "test x = x"\n', "Match user ada host=y\n", "Match !originalhost other\n",
+    "Match final all\n", "Match all\n",
+    "  User ada # me\n", ' User "bob"\n', "\tPort=7\n", "Port 8 #\n", "HostName y\n", "HostName z # %%\n",
+    "ProxyJump a # b\n", "ProxyJump none\n", "ProxyCommand nc a b # c\n", "ProxyCommand none\n",
+    "CertificateFile a\n", "CertificateFile 'b c' # d\n", "# Host *\n", "\n",
+    "Include {directory}/inner\n", "Include {directory}/none # x\n",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -19,13 +36,18 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def lookup(directory: Path, text: str, host: str = "gpu1") -> dict[str, object]:
+def settings(directory: Path, text: str, host: str = "gpu1") -> Settings:
     (directory / "config").write_text(text)
-    return dict(paramiko.SSHConfig.from_text(expand(directory / "config", directory)).lookup(host))
+    return SshConfig((read_lines(directory / "config", directory),)).lookup(host)
+
+
+def lookup(directory: Path, text: str, host: str = "gpu1") -> dict[str, str]:
+    """The first value of each keyword."""
+    return {keyword: values[0] for keyword, values in settings(directory, text, host).values.items()}
 
 
 def test_a_missing_file_is_empty(directory: Path) -> None:
-    assert expand(directory / "none", directory).strip() == ""
+    assert read_lines(directory / "none", directory) == ()
 
 
 def test_includes_stand_in_their_place(directory: Path) -> None:
@@ -60,15 +82,15 @@ def test_includes_in_a_circle(directory: Path) -> None:
 
 
 def test_an_include_line_that_cannot_be_read(directory: Path) -> None:
-    with pytest.raises(UsageError, match="Include 'more"):
-        lookup(directory, "Include 'more\n")
+    with pytest.raises(UsageError, match=r"config:2: .*not make sense\n  why: a quote is not closed: 'more"):
+        lookup(directory, "Port 1\nInclude 'more\n")
 
 
 def test_a_file_that_cannot_be_read(directory: Path) -> None:
     (directory / "config").mkdir()
 
     with pytest.raises(UsageError, match="cannot read the SSH client configuration"):
-        expand(directory / "config", directory)
+        read_lines(directory / "config", directory)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +108,112 @@ def test_a_file_that_cannot_be_read(directory: Path) -> None:
         ("host gpu1 tagged fast", False),
         ("version OpenSSH_10*", False),
         ("host", False),
-        ('exec "', False),
+        ('exec "test x = x"', True),
+        ("exec 'exit 1' # a comment", False),
+        ('!exec "test %h = gpu2"', True),
+        ("host=gpu1 user = ada", True),
+        ('host "gpu2,gpu1" # all', True),
+        ("host gpu*,!gpu1", False),
+        ("!all", False),
     ],
 )
 def test_match_conditions(directory: Path, condition: str, applies: bool) -> None:
     text = f"Host gpu1\n  User ada\nMatch {condition}\n  Port 2222\n"
 
     assert ("port" in lookup(directory, text)) is applies
+
+
+def test_a_mistake_is_told_with_its_file_and_line(directory: Path) -> None:
+    (directory / "more").write_text('# more\n\nUserKnownHostsFile "a b\n')
+
+    with pytest.raises(UsageError) as caught:
+        lookup(directory, "Include more\n")
+
+    assert caught.value.origin == f"{directory}/more:3"
+
+
+def test_an_include_within_a_block_holds_where_the_block_does(directory: Path) -> None:
+    (directory / "more").write_text("Port 1\nHost *\n  User more\nMatch all\n  Include even\n")
+    (directory / "even").write_text("Host gpu*\n  Compression yes\n")
+    text = "Host other gpu2\n  Include more\n  HostName x\nHost *\n  Port 7\n"
+
+    assert lookup(directory, text) == {"port": "7", "hostname": "gpu1"}
+    assert lookup(directory, text, "other") == {"port": "1", "user": "more", "hostname": "x"}
+    assert lookup(directory, text, "gpu2") == {"port": "1", "user": "more", "hostname": "x", "compression": "yes"}
+
+
+def test_blocks_are_read_again_for_the_name_where_a_final_one_asks_for_it(directory: Path) -> None:
+    text = "HostName %h.lab\nHost gpu1.lab\n  User late\n"
+
+    assert "user" not in lookup(directory, text)
+    assert lookup(directory, text + "Match final host gpu1.lab\n  Port 7\n") == {
+        "hostname": "gpu1.lab", "user": "late", "port": "7",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "keyword", "values"),
+    [
+        ("Port 2222 # odd\n", "port", ["2222"]),
+        ("Port=2222\n", "port", ["2222"]),
+        ("Port = 2222\nPort 1\n", "port", ["2222"]),
+        ("User bob # me\n", "user", ["bob"]),
+        ('User "bob"\n', "user", ["bob"]),
+        ("User bo#b\n", "user", ["bo#b"]),
+        ("IdentityFile a\nIdentityFile 'b c' # d\nIdentityFile a\n", "identityfile", ["a", "b c"]),
+        ("CertificateFile a\nCertificateFile b\n", "certificatefile", ["a", "b"]),
+        ("IdentityFile ${HOME}/%n-%%\n", "identityfile", ["{home}/gpu1-%"]),
+        ("IdentityFile %d/~x\nHostName y\n", "identityfile", ["{home}/~x"]),
+        ('IdentityAgent "~/a b"\n', "identityagent", ["{home}/a b"]),
+        ("IdentityAgent $SOMEWHERE\n", "identityagent", ["$SOMEWHERE"]),
+        ("CertificateFile ~/%r@%h:%p\nUser bob\nHostName y\n", "certificatefile", ["{home}/bob@y:22"]),
+        ("UserKnownHostsFile ~/k_%k 'a b' # c\n", "userknownhostsfile", ["{home}/k_gpu1", "a b"]),
+        ("HostKeyAlias rack7\nUserKnownHostsFile k_%k\n", "userknownhostsfile", ["k_rack7"]),
+        ("HostName %h.%%x\n", "hostname", ["gpu1.%x"]),
+        ("ProxyCommand nc %h %n # %%h ${HOME} ~\nHostName y\n", "proxycommand", ["nc y gpu1 # %h ${HOME} ~"]),
+        ('ProxyCommand = "a b" c\n', "proxycommand", ['"a b" c']),
+        ("ProxyCommand none\nProxyJump a\n", "proxycommand", None),
+        ("ProxyJump a # b\n", "proxyjump", ["a"]),
+        ("ProxyJump j-%h\n", "proxyjump", ["j-gpu1"]),
+        # the first of the two counts
+        ("ProxyCommand nc\nProxyJump a\n", "proxyjump", None),
+        ("ProxyJump a\nProxyCommand nc\n", "proxycommand", None),
+        ("ProxyCommand none\nProxyJump a\n", "proxyjump", None),
+        ("ProxyJump none\nProxyCommand nc\n", "proxycommand", ["nc"]),
+    ],
+)
+def test_settings_as_openssh_reads_them(directory: Path, text: str, keyword: str, values: list[str] | None) -> None:
+    told = settings(directory, text).all(keyword)
+
+    assert told == (values and tuple(value.replace("{home}", str(directory)) for value in values))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("1m30s", 90), ("2H", 7200), ("none", None)])
+def test_times(directory: Path, text: str, seconds: float | None) -> None:
+    assert settings(directory, f"ConnectTimeout {text}\n").seconds("connecttimeout") == seconds
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+@given(st.lists(st.sampled_from(PIECES), max_size=7))
+@hypothesis_settings(max_examples=30, deadline=None)
+def test_ssh_itself_reads_the_same(pieces: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "inner").write_text("User inner\nHost *\n  Port 5\nHost other\n  Port 6\n")
+        text = "".join(pieces).replace("{directory}", name)
+        ours = settings(directory, text)
+        words = ["ssh", "-G", "-F", str(directory / "config"), "gpu1"]
+        shown = subprocess.run(words, capture_output=True, check=False, text=True)
+    assert shown.returncode == 0, shown.stderr
+    theirs: dict[str, list[str]] = {}
+    for line in shown.stdout.splitlines():
+        keyword, _, value = line.partition(" ")
+        theirs.setdefault(keyword, []).append(value)
+    for keyword, usual in (("hostname", "gpu1"), ("user", getpass.getuser()), ("port", "22"), ("proxyjump", "none")):
+        assert [ours.get(keyword, usual)] == theirs.get(keyword, ["none"]), text
+    assert ours.get("proxycommand", "none") == theirs.get("proxycommand", ["none"])[0], text
+    for keyword in ("certificatefile",):
+        assert list(ours.all(keyword) or ()) == theirs.get(keyword, []), text
 
 
 # -- the way to a node
@@ -131,6 +252,14 @@ def test_no_jump(directory: Path, text: str) -> None:
     assert route(directory, text + "Host *\n User me\n", ConnectionSpec(host="gpu1")) == ["me@gpu1"]
 
 
+def test_a_jump_to_another_port_or_user_of_the_same_address(directory: Path) -> None:
+    text = "Host gpu1\n ProxyJump root@gpu1:2222\nHost gpu2\n ProxyJump root@gpu2\n"
+
+    assert route(directory, text, ConnectionSpec(host="gpu1", user="me")) == ["root@gpu1:2222", "me@gpu1"]
+    assert route(directory, text, ConnectionSpec(host="gpu2", user="me", port=2)) == ["root@gpu2", "me@gpu2:2"]
+    assert route(directory, text, ConnectionSpec(host="gpu2", user="root")) == ["root@gpu2"]
+
+
 def test_jumps_in_a_circle_end(directory: Path) -> None:
     text = "Host gpu1\n ProxyJump a\nHost a\n ProxyJump gpu1\nHost *\n User me\n"
 
@@ -145,11 +274,18 @@ def test_the_inventory_wins_also_in_match_and_tokens(directory: Path) -> None:
     (hop,) = node._route()
 
     assert hop.label == "ada@gpu1.lab"
-    assert hop._connection.ssh_config["proxycommand"] == "relay gpu1.lab 22 ada"
+    assert hop._settings.get("proxycommand") == "relay gpu1.lab 22 ada"
     assert node.user == "ada"
 
 
-@pytest.mark.parametrize("text", ["Port many\n", "nonsense\n", "Host 'x\n", "ProxyJump a:b\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Port many\n", "nonsense\n", "Host 'x\n", "ProxyJump a:b\n", "User bob smith\n", 'Match exec "\n',
+        'UserKnownHostsFile "a\n', "IdentityFile ${NO_SUCH_VARIABLE}/x\n", "ProxyCommand date +%Y\n",
+        "IdentityFile ~nobody-of-this-name/x\n", "ConnectTimeout soon\n",
+    ],
+)  # fmt: skip
 def test_a_config_that_makes_no_sense_is_a_usage_error(directory: Path, text: str) -> None:
     with pytest.raises(UsageError):
         route(directory, text, ConnectionSpec(host="gpu1"))
@@ -158,3 +294,18 @@ def test_a_config_that_makes_no_sense_is_a_usage_error(directory: Path, text: st
 @pytest.mark.parametrize("text", ["ConnectTimeout none\n", "ForwardAgent /run/agent\n", "AddressFamily inet\n"])
 def test_words_that_fabric_stumbles_over(directory: Path, text: str) -> None:
     assert route(directory, text, ConnectionSpec(host="gpu1", user="me")) == ["me@gpu1"]
+
+
+def test_no_known_hosts_file_at_all(directory: Path) -> None:
+    assert route(
+        directory, "UserKnownHostsFile none\nGlobalKnownHostsFile none\nUser me\n", ConnectionSpec(host="gpu1")
+    ) == ["me@gpu1"]
+
+
+@pytest.mark.parametrize(("inventory", "config", "seconds"), [(10, "3", 3), (5, "3", 5), (10, "none", 10)])
+def test_connect_timeout(directory: Path, inventory: float, config: str, seconds: float) -> None:
+    (directory / "config").write_text(f"ConnectTimeout {config}\n")
+    spec = ConnectionSpec(host="gpu1", connect_timeout=inventory)
+    (hop,) = Node("gpu1", spec, user_ssh=directory, system_ssh=directory)._route()
+
+    assert hop._timeout == seconds
