@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,7 @@ class Hop:
         self._login = login
         self._timeout = timeout
         self._proxy: ProxyProcess | None = None
+        self._began: float | None = None
 
     @property
     def transport(self) -> Transport:
@@ -81,7 +83,7 @@ class Hop:
 
     def login(self, sock: Any) -> None:
         """Shake hands over ``sock``, check the host key, log in."""
-        connection = self._connection
+        connection, self._began = self._connection, time.monotonic()
         connection.client.set_missing_host_key_policy(self._keys)
         connection.connect_timeout = 2 * self._timeout  # the whole negotiation: banner and key exchange
         connection.connect_kwargs = {
@@ -239,7 +241,9 @@ class Hop:
                 advice = "is the node up, and does a firewall let this machine in?"
             else:
                 what = f"{host}:{port} accepts connections but does not speak SSH in time"
-                why = f"waited {self._timeout:g} s for its part of the handshake"
+                # a banner that drips is waited for twice as long as silence
+                waited = self._timeout if self._began is None else time.monotonic() - self._began
+                why = f"waited {round(waited, 1):g} s for its part of the handshake"
                 advice = "the node may be overloaded or stopped, or something else listens on that port"
             return unreachable(what, why, advice)
         if isinstance(cause, (EOFError, ConnectionResetError)):

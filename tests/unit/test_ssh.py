@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from lamplighter.errors import LoginFailed, NodeRefused, UsageError
+from lamplighter.errors import LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.run.become import become_words, sudo_logs_input, sudo_refusal
@@ -136,6 +141,29 @@ def test_what_sudo_lists_is_read(defaults: str, special: str, rules: str, said: 
     listing += f"User ops may run the following commands on gpu1:\n    {rules}\n"
 
     assert sudo_logs_input(listing) == said
+
+
+def test_the_wait_for_a_banner_that_drips_is_told_as_it_was(tmp_path: Path) -> None:
+    def drip() -> None:
+        client, _ = server.accept()
+        with client, contextlib.suppress(OSError):
+            while not ended.wait(0.05):
+                client.sendall(b"x")
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        spec = ConnectionSpec(host="127.0.0.1", port=server.getsockname()[1], connect_timeout=0.5)
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="does not speak SSH in time") as caught:
+            Node("gpu1", spec, user_ssh=tmp_path, system_ssh=tmp_path).open()
+        took = time.monotonic() - started
+        ended.set()
+        thread.join(60)
+
+    (waited,) = re.findall(r"waited ([\d.]+) s", caught.value.why)
+    assert 1.0 <= float(waited) <= took + 0.1
 
 
 def importers(*names: str) -> set[str]:
