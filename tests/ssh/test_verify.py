@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from tests.driver import Driver
+from tests.driver import Driver, eventually
 from tests.nodes.fixtures import MakeNode
 from tests.nodes.park import Node, NodePark
 
@@ -72,3 +72,34 @@ def test_sudo_that_refuses_is_no_failed_check(park: NodePark, node: Node, tmp_pa
     done = driver_for(park, node, tmp_path, "ops", become=True).run("verify", "--host", "gpu1", "-k", "who")
     assert done.code == Exit.UNREACHABLE, done
     assert "sudo" in done.stderr
+
+
+WAITS = """
+from pathlib import Path
+
+def test_waits(host):
+    if not Path({mark!r}).exists():
+        Path({mark!r}).touch()
+        host.run("sleep 200")
+"""
+
+
+def test_checks_after_a_deploy_and_the_next_server_outlive_a_broken_connection(
+    park: NodePark, node: Node, tmp_path: Path
+) -> None:
+    driver = Driver(tmp_path / "inventory", prefix=tuple(park.hub_words([])), home=park.home)
+    demo = {"engine": "demo", "model": "demo-model", "env": {"LAB_SPEED": "25"}}
+    servers = {"one": {**demo, "port": 8000, "gpus": [0, 1]}, "two": {**demo, "port": 8001, "gpus": [2, 3]}}
+    driver.write("gpu1", {**node.connection("root"), "servers": servers})
+    mark = tmp_path / "waits"
+    (driver.inventory / "checks").mkdir()
+    (driver.inventory / "checks" / "test_own.py").write_text(WAITS.format(mark=str(mark)))
+    with driver.started("deploy", "--json", "--host", "gpu1") as deploying:
+        eventually(lambda: mark.exists() or deploying.poll() is not None)
+        node.kill_sessions()
+        told, _ = deploying.communicate(timeout=200)
+    lines = [json.loads(line) for line in told.splitlines()]
+    parts = lines[-1]["report"]["hosts"]["gpu1"]["servers"]
+    assert {name: part["exit_code"] for name, part in parts.items()} == {"one": Exit.OK, "two": Exit.OK}, told
+    (warned,) = [line["message"] for line in lines if line.get("stage") == "verify" and line["event"] == "warning"]
+    assert "verifying again over a new connection" in warned
