@@ -229,6 +229,8 @@ def is_at_work(directory: RunDirectory) -> bool:
     record = read_json(directory.worker, **IDENTITY)
     if record is not None:
         return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+    if os.path.exists(directory.worker):
+        return False  # damaged since: it began long ago
     if any(processes.read_process(pid) is None for pid in files.writers_of(directory.worker)):
         return False  # killed while it wrote its first word
     try:

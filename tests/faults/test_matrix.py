@@ -159,6 +159,11 @@ def cancel(ground: Ground, process: Any) -> None:
 # -- the node
 
 
+def cancel_on_a_full_disk(ground: Ground, process: Any) -> None:
+    ground.node.fill_disk()
+    cancel(ground, process)
+
+
 def kill_worker(ground: Ground, process: Any) -> None:
     ground.node.exec(["kill", "-9", str(ground.held_worker())])
 
@@ -306,8 +311,10 @@ FAULTS = (
     Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("log of 1 GB", flood_log, always(FINE), ("ready", "confirm", "commit"), ("ready", "confirm", "commit")),
-    Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),  # it has locked
+    Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),
     Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
+    Fault("cancelled on a full disk", cancel_on_a_full_disk, split(({Exit.INTERRUPTED}, {"old"}), BACK),
+          ("stop", "free", "ready"), mend=lambda ground: ground.node.free_disk(), loses_events=True),
     Fault("server started by hand, first deploy", nothing, always(FINE), ("ready",), ("prove", "free", "ready"),
           by_hand=True, few=IN_THE_SERVER),
     Fault("same, and the new one dies", nothing, always(BACK), ("ready",), ("ready",), by_hand=True,

@@ -1,0 +1,65 @@
+"""Which release is worth going back to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.layout import ServerHome, read_json
+from lamplighter.node.stages import releases
+
+GOOD = {"oldest": 1.0, "older": 2.0, "newest": 3.0}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> ServerHome:
+    """Three good releases and a new one; the newest good one is current."""
+    made = ServerHome(str(tmp_path))
+    for name in (*GOOD, "unproven"):
+        directory = tmp_path / "releases" / name
+        directory.mkdir(parents=True)
+        (directory / "launch.sh").touch()
+        (directory / "plan.json").write_text('{"server": {}, "engine": {}}')
+        if name in GOOD:
+            (directory / "verdict.json").write_text(json.dumps({"verdict": "good", "t": GOOD[name]}))
+    (tmp_path / "current").symlink_to("releases/newest")
+    return made
+
+
+def started_last(home: ServerHome, release: str) -> None:
+    record = {"boot_id": "b", "pid": 1, "start": 1, "host": "h", "port": 1, "run": "r", "attempt": "new", "log": ""}
+    Path(home.record).write_text(json.dumps({**record, "release": release}))
+
+
+@pytest.mark.parametrize(("last", "taken"), [("newest", "older"), ("unproven", "newest"), ("older", "newest")])
+def test_rollback_takes_the_last_good_one_other_than_what_was_started_last(
+    home: ServerHome, last: str, taken: str
+) -> None:
+    started_last(home, last)
+    found = releases.earlier_release(home)
+    assert found is not None
+    assert found.digest == taken
+
+
+def test_without_a_record_current_is_what_is_left(home: ServerHome) -> None:
+    found = releases.earlier_release(home)
+    assert found is not None
+    assert found.digest == "older"
+
+
+@pytest.mark.parametrize("damage", ["launch.sh", "plan.json"])
+def test_a_damaged_release_is_none(home: ServerHome, damage: str) -> None:
+    Path(home.current, damage).unlink()
+    assert home.current_release() is None
+    assert [release.digest for release in releases.good_releases(home)] == ["older", "oldest"]
+
+
+def test_a_record_counts_only_with_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"pid": 1, "name": "x"}')
+    assert read_json(str(path)) == {"pid": 1, "name": "x"}
+    assert read_json(str(path), pid=int, name=(int, str)) is not None
+    assert read_json(str(path), pid=str) is None
+    assert read_json(str(path), start=int) is None
