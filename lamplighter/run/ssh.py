@@ -28,7 +28,7 @@ import paramiko
 from paramiko.ssh_exception import SSHException
 
 from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
-from lamplighter.run.become import SUDOERS_FILE, become_words, sudo_logs_input
+from lamplighter.run.become import SUDOERS_FILE, become_words, sudo_logs_input, sudo_refusal
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.known_hosts import DEFAULT_PORT
@@ -204,11 +204,14 @@ class Node:
     def refuse_sudo_that_logs_input(self) -> None:
         """Raise NodeRefused where sudo would keep a copy of what we send to the node, secrets included.
 
-        Asks once for a connection, one round trip. A sudo that lists nothing is left to fail by itself.
+        Asks once for a connection, one round trip. A sudo that does not work at all is told as `sudo_refusal` does.
         """
         if not self.spec.become or self._knows_sudo:
             return
         listed = self.run("exec sudo -n -l", timeout=CHANNEL_TIMEOUT)
+        if listed.exit_status != 0:
+            self._refuse_sudo_that_lists_nothing()
+            return
         found = sudo_logs_input(listed.stdout.decode(errors="replace"))
         if found:
             raise NodeRefused(
@@ -220,6 +223,20 @@ class Node:
                 "as root and leave out become",
             )
         self._knows_sudo = True
+
+    def _refuse_sudo_that_lists_nothing(self) -> None:
+        tried = self.run(self.wrap(":"), timeout=CHANNEL_TIMEOUT)
+        if tried.exit_status == 0:  # it may well keep a copy, secrets included
+            raise NodeRefused(
+                f"{self.name}: sudo on the node does not tell whether it would keep a copy of what we send",
+                why="`sudo -n -l` fails, though commands run",
+                serving=UNTOUCHED,
+                next_step=f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: "
+                f"Defaults:{self.user} listpw=never",
+            )
+        refusal = sudo_refusal(self.user, tried.stderr, tried.exit_status)
+        if refusal is not None:
+            raise refusal
 
     def wrap(self, command: str) -> str:
         """The command line, run by root through sudo where the inventory says ``become``."""

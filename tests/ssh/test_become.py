@@ -26,8 +26,16 @@ REFUSALS = {
         Exit.REFUSED,
         "!log_input",
     ),
+    "settings are not listed": (
+        "ALL=(ALL) NOPASSWD: ALL\nDefaults:ops log_input, listpw=always",
+        Exit.REFUSED,
+        "Defaults:ops listpw=never",
+    ),
     "input is logged by the rule": ("ALL=(ALL) NOPASSWD: LOG_INPUT: ALL", Exit.REFUSED, "!log_input"),
 }
+
+#: Standard input that sudo stored.
+LOGGED_INPUT = "find /var/log/sudo-io -name stdin -exec zcat {} + 2>/dev/null; true"
 
 
 def status(park: NodePark, node: Node, directory: Path) -> Any:
@@ -47,12 +55,12 @@ def test_sudo_that_cannot_or_must_not_be_used_is_refused(park: NodePark, node: N
         assert done.code == code, f"{name}: {done}"
         assert advice in done.stderr, f"{name}: {done}"
         assert SUDOERS_FILE in done.stderr, f"{name}: {done}"
-        assert not node.sh("ls -d /var/log/sudo-io 2>/dev/null; true").strip(), name
+        assert not node.sh(LOGGED_INPUT).strip(), name
     node.allow_sudo(REFUSALS["input is logged"][0])
     node.write(SUDOERS_FILE, "Defaults:ops !log_input\n", mode="440")  # what the refusal advises
     done = status(park, node, tmp_path)
     node.exec(["rm", SUDOERS_FILE])
     assert done.code == Exit.OK, done
-    assert not node.sh("ls -d /var/log/sudo-io 2>/dev/null; true").strip()
+    assert not node.sh(LOGGED_INPUT).strip()
     assert json.loads(done.stdout)["status"]["hosts"]["gpu1"]["servers"]["demo"]["state"] == "stopped"
     assert node.sh("stat -c %U /var/lib/lamplighter").strip() == "root"
