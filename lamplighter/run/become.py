@@ -24,6 +24,10 @@ _RUNAS = re.compile(r"\([^)]*\)\s*")
 _OPTION_OR_TAG = re.compile(r"(?:[A-Z]\w*=\S+|([A-Z_]+):)(?:\s+|$)")
 
 
+#: What a default is for that is not for the user as such.
+_FOR_SOME = "for some commands or targets"
+
+
 def sudo_logs_input(listing: str) -> str:
     """The setting in the output of ``sudo -l`` by which input is logged; empty where there is none.
 
@@ -39,6 +43,20 @@ def sudo_logs_input(listing: str) -> str:
     if tags and all(tag == "NOLOG_INPUT" for tag in tags):
         return ""
     return _default_that_logs([line for line in lines if not line.startswith("(")])
+
+
+def stop_logging_input(user: str, found: str) -> str:
+    """What to do about what `sudo_logs_input` found: a default for the user wins over no rule and no special default."""
+    if found == "LOG_INPUT:":
+        cure = f"on the node, with `visudo`, take LOG_INPUT: from the rules for {user}"
+    elif found.endswith(_FOR_SOME):
+        cure = "on the node, with `visudo`, take log_input and log_stdin from the Defaults! and Defaults> lines"
+    else:
+        cure = (
+            f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: Defaults:{user} !log_input,!log_stdin "
+            "(sudo before 1.9.14 knows the first alone)"
+        )
+    return f"{cure}, or log in as root and leave out become"
 
 
 def _commands_with_their_tags(rule: str) -> Iterator[list[str]]:
@@ -60,7 +78,7 @@ def _default_that_logs(lines: Sequence[str]) -> str:
     general = [line for line in lines if not line.startswith("Defaults")]
     special = re.search(r"(?<![!\w])(log_input|log_stdin)\b", " ".join(set(lines) - set(general)))
     if special:
-        return special.group(0)
+        return f"{special.group(0)} {_FOR_SOME}"
     said = [word.strip() for line in general for word in _DEFAULT.findall(line)]
     # sudo before 1.9.14 lists log_stdin and knows nothing of it: !log_stdin alone takes nothing back there.
     for names in (("log_input",), ("log_input", "log_stdin")):

@@ -28,7 +28,7 @@ import paramiko
 from paramiko.ssh_exception import SSHException
 
 from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
-from lamplighter.run.become import SUDOERS_FILE, become_words, sudo_logs_input, sudo_refusal
+from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.known_hosts import DEFAULT_PORT
@@ -218,9 +218,7 @@ class Node:
                 f"{self.name}: sudo on the node would keep a copy of what we send, secrets included",
                 why=f"`sudo -l` says {found}",
                 serving=UNTOUCHED,
-                next_step=f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: "
-                f"Defaults:{self.user} !log_input,!log_stdin (sudo before 1.9.14 knows the first alone), or log in "
-                "as root and leave out become",
+                next_step=stop_logging_input(self.user, found),
             )
         self._knows_sudo = True
 

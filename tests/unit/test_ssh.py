@@ -16,7 +16,7 @@ import pytest
 from lamplighter.errors import LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run.become import become_words, sudo_logs_input, sudo_refusal
+from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.run.ssh import Node, Place, parse_place
 
 PROJECT = Path(__file__).parents[2]
@@ -100,6 +100,7 @@ def test_what_is_not_sudos_fault(stderr: str, status: int) -> None:
 
 
 RULE = "(ALL) NOPASSWD: ALL"
+SOME = "for some commands or targets"
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,8 @@ RULE = "(ALL) NOPASSWD: ALL"
         ("!log_input, log_stdin", "", RULE, "log_stdin"),
         ("log_input, !log_stdin", "", RULE, "log_input"),  # sudo before 1.9.14 lists the second and logs
         (r"secure_path=/sbin\:/bin, log_input, badpass_message=\"no, !log_input\"", "", RULE, "log_input"),
-        ("log_input, !log_input", "Defaults>root log_input    Defaults!/bin/ls !log_input", RULE, "log_input"),
-        ("env_reset", "Defaults!/bin/sh log_stdin", RULE, "log_stdin"),
+        ("log_input, !log_input", "Defaults>root log_input    Defaults!/bin/ls !log_input", RULE, f"log_input {SOME}"),
+        ("env_reset", "Defaults!/bin/sh log_stdin", RULE, f"log_stdin {SOME}"),
         ("env_reset", "Defaults!/bin/sh !log_input", RULE, ""),
         # a rule's tag wins, where every rule has it
         ("env_reset", "", "(ALL) NOPASSWD: LOG_INPUT: ALL", "LOG_INPUT:"),
@@ -141,6 +142,18 @@ def test_what_sudo_lists_is_read(defaults: str, special: str, rules: str, said: 
     listing += f"User ops may run the following commands on gpu1:\n    {rules}\n"
 
     assert sudo_logs_input(listing) == said
+
+
+@pytest.mark.parametrize(
+    ("found", "cure"),
+    [
+        ("log_input", f"`visudo -f {SUDOERS_FILE}`, add the line: Defaults:ops !log_input,!log_stdin"),
+        (f"log_stdin {SOME}", "from the Defaults! and Defaults> lines"),  # they win over Defaults:ops
+        ("LOG_INPUT:", "take LOG_INPUT: from the rules for ops"),  # so does a tag
+    ],
+)
+def test_the_cure_for_logged_input(found: str, cure: str) -> None:
+    assert cure in stop_logging_input("ops", found)
 
 
 def test_the_wait_for_a_banner_that_drips_is_told_as_it_was(tmp_path: Path) -> None:
