@@ -46,7 +46,7 @@ def sudo_logs_input(listing: str) -> str:
 
 
 def stop_logging_input(user: str, found: str) -> str:
-    """What to do about what `sudo_logs_input` found: a default for the user wins over no rule and no special default."""
+    """What to do about what `sudo_logs_input` found: a default for the user beats no rule and no special default."""
     if found == "LOG_INPUT:":
         cure = f"on the node, with `visudo`, take LOG_INPUT: from the rules for {user}"
     elif found.endswith(_FOR_SOME):
