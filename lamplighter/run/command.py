@@ -365,9 +365,9 @@ def read(
         if settings.as_json:
             hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
             hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-            _say(json.dumps({word: {"hosts": hosts}}))
+            say(json.dumps({word: {"hosts": hosts}}))
         elif answers:
-            _say(text(answers))
+            say(text(answers))
         for told in errors.values():
             print(told, file=sys.stderr)
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
@@ -402,11 +402,11 @@ def print_logs(
 
 
 def _print_piece(text: str) -> None:
-    if not _say(text, end=""):  # `logs --follow | head`: whoever read has seen enough
+    if not say(text, end=""):  # `logs --follow | head`: whoever read has seen enough
         raise Leave(code=Exit.OK)
 
 
-def _say(text: str, end: str = "\n") -> bool:
+def say(text: str, end: str = "\n") -> bool:
     """Print to stdout whatever its encoding; False when nobody reads it any more. A full disk ends the command."""
     if sys.stdout is None:  # `>&-`
         return False
@@ -430,9 +430,9 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in found.values():
-                _say(json.dumps(host))
+                say(json.dumps(host))
         else:
-            _say(config_text(found))
+            say(config_text(found))
 
 
 @contextlib.contextmanager
@@ -462,7 +462,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
     if as_json:
         fold = Fold()
         fold.add_error(None, None, error)
-        _say(json.dumps({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()}))
+        say(json.dumps({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()}))
     print(error, file=sys.stderr)
     raise Leave(code=error.exit_code)
 

@@ -64,7 +64,7 @@ def diagnose(
         if host:
             raise UsageError("--log and --host exclude each other", next_step="give one of them")
         found = diagnose_file(log, engine, version).to_json(server or NAMELESS)
-        print(json.dumps(found) if settings.as_json else text(found))
+        command.say(json.dumps(found) if settings.as_json else text(found))
     raise Leave(code=Exit.OK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,18 @@ def test_the_command_itself_speaks_json_and_text(tmp_path: Path) -> None:
     assert piped.returncode == 0
     assert "cause: tp_divisibility" in piped.stdout.decode()
     assert "servers.kimi.args.tp" in piped.stdout.decode()
+
+
+def test_a_reader_who_has_gone_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        with pytest.raises(Leave) as left:
+            doctor.diagnose(
+                Settings(Path("inventory")), log=str(RECORDINGS[0]), engine=None, version=None, host=[], server=None
+            )
+    assert left.value.code == Exit.OK
 
 
 def test_a_mistake_leaves_with_2_and_one_clear_message(tmp_path: Path) -> None:
