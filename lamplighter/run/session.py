@@ -24,6 +24,8 @@ from lamplighter.run.runner import boot_source, pack
 from lamplighter.run.ssh import Channel, Node, SilenceTimeout
 
 MARKER_SECONDS = 20.0
+#: Exit statuses that speak of the interpreter: Python 2 knows no -I, or the shell could not execute it, or found none.
+NO_PYTHON = (2, 126, 127)
 PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")
 
 
@@ -61,7 +63,7 @@ def converse(
         on_sending()
         channel.write(boot + _frame(body))
         lines = _Lines(channel)
-        if _await_marker(node, lines, nonce) == "need":
+        if _await_marker(node, python, lines, nonce) == "need":
             channel.write(_frame(runner.data))
         return _read_events(node, lines, nonce, on_event)
     finally:
@@ -106,7 +108,7 @@ class _Lines:
         return self._ready.pop(0)
 
 
-def _await_marker(node: Node, lines: _Lines, nonce: str) -> str:
+def _await_marker(node: Node, python: str, lines: _Lines, nonce: str) -> str:
     prefix = _marker(nonce)
     deadline = time.monotonic() + MARKER_SECONDS
     noise: list[str] = []
@@ -118,13 +120,14 @@ def _await_marker(node: Node, lines: _Lines, nonce: str) -> str:
                 raise lines.channel.lost() from error
             raise NodeRefused(
                 f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
-                why=_quote_noise(noise) or "the login shell printed nothing; an rc file that reads stdin does this",
-                next_step=f"look at what `ssh {node.name} true` does",
+                why=_quote_noise(noise)
+                or "the login shell printed nothing: it is slow, or an rc file of it reads stdin",
+                next_step=f"look at what `ssh {node.name} true` does, and how long it takes",
             ) from error
         if line is None and not node.is_alive:
             raise lines.channel.lost()
         if line is None:
-            raise _no_marker(node, lines.channel, noise)
+            raise _no_marker(node, python, lines.channel, noise)
         if line.startswith(prefix):
             word, _, detail = line[len(prefix) :].decode("utf-8", "replace").partition(" ")
             if word in ("have", "need"):
@@ -148,16 +151,23 @@ def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
     )
 
 
-def _no_marker(node: Node, channel: Channel, noise: list[str]) -> LamplighterError:
+def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> LamplighterError:
     stderr = channel.read_stderr().decode("utf-8", "replace").strip()
     if node.spec.become:
         refusal = sudo_refusal(node.user, stderr.encode(), channel.exit_status)
         if refusal is not None:
             return refusal
     why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise)) if part)
+    if channel.exit_status not in NO_PYTHON:
+        return NodeRefused(
+            f"{node.name}: the login ended before our program began (exit status {channel.exit_status})",
+            why=why or "the login shell ended without a word",
+            next_step=f"see whether `ssh {node.name} {python} -V` works: the shell in /etc/passwd, its rc files or "
+            "that Python end it",
+        )
     return NodeRefused(
         f"{node.name}: python3 could not be started (exit status {channel.exit_status})",
-        why=why or "the login shell ended without a word",
+        why=why,
         next_step="install python3 >= 3.9 there, or name one with the host variable ansible_python_interpreter",
     )
 

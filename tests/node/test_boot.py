@@ -335,6 +335,14 @@ def test_python_2_does_not_even_start(tmp_path: Path) -> None:
     assert "Unknown option: -I" in error.why
 
 
+@pytest.mark.parametrize("noise", ["exit 3; ", "echo This account is currently not available.; exit 1; "])
+def test_a_login_shell_that_ends_by_itself_is_no_missing_python(tmp_path: Path, noise: str) -> None:
+    error = refusal(tmp_path / "root", noise=noise)
+    assert "the login ended before our program began (exit status " in error.what
+    assert ("not available" in error.why) == ("echo" in noise)
+    assert "install python3" not in str(error)
+
+
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     error = refusal(tmp_path / "root", python="/no/such/python3")
     assert error.what == "gpu1: python3 could not be started (exit status 127)"
