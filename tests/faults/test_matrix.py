@@ -262,6 +262,12 @@ KILLED: Callable[[str], Ends] = by_stage(
     ({1}, {"none"}),
 )
 
+#: `commit` is held after its last look for an order to cancel: what is committed is not taken back.
+CANCELLED: Callable[[str], Ends] = by_stage(
+    {"commit": FINE} | dict.fromkeys(BEFORE, ({Exit.INTERRUPTED}, {"old"})),
+    BACK,
+)
+
 IN_THE_SERVER = "the fault lies in the server, so it strikes at its own stage wherever the deploy is held"
 
 FAULTS = (
@@ -312,9 +318,9 @@ FAULTS = (
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("log of 1 GB", flood_log, always(FINE), ("ready", "confirm", "commit"), ("ready", "confirm", "commit")),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),
-    Fault("cancelled from elsewhere", cancel, split(({Exit.INTERRUPTED}, {"old"}), BACK), ("prove", "free", "ready")),
-    Fault("cancelled on a full disk", cancel_on_a_full_disk, split(({Exit.INTERRUPTED}, {"old"}), BACK),
-          ("stop", "free", "ready"), mend=lambda ground: ground.node.free_disk(), loses_events=True),
+    Fault("cancelled from elsewhere", cancel, CANCELLED, ("prove", "free", "ready")),
+    Fault("cancelled on a full disk", cancel_on_a_full_disk, CANCELLED, ("stop", "free", "ready"),
+          ("prove", "stop", "free", "start", "ready", "confirm"), mend=lambda ground: ground.node.free_disk(), loses_events=True),
     Fault("server started by hand, first deploy", nothing, always(FINE), ("ready",), ("prove", "free", "ready"),
           by_hand=True, few=IN_THE_SERVER),
     Fault("same, and the new one dies", nothing, always(BACK), ("ready",), ("ready",), by_hand=True,
