@@ -341,6 +341,7 @@ class _Run:
         self.verb: str | None = None
         self.release: str | None = None
         self.phase: str | None = None
+        self.phase_of_stage: str | None = None
         self.stages: list[Stage] = []
         self.failures: list[Failure] = []
         self.warnings: list[Warned] = []
@@ -352,7 +353,7 @@ class _Run:
         self.release = text(event.get("release")) or self.release
 
     def take_stage_start(self, event: Mapping[str, Any]) -> None:
-        self.phase = None  # a stage's phases are its own: a rollback has them, too
+        self.phase_of_stage = None  # a rollback has phases, too
         self.stages.append(Stage(text(event.get("stage")) or "?"))
 
     def take_stage_end(self, event: Mapping[str, Any]) -> None:
@@ -371,6 +372,7 @@ class _Run:
 
     def take_progress(self, event: Mapping[str, Any]) -> None:
         self.phase = text(event.get("phase")) or self.phase
+        self.phase_of_stage = text(event.get("phase")) or self.phase_of_stage
 
     def take_warning(self, event: Mapping[str, Any]) -> None:
         self.warnings.append(
@@ -378,10 +380,11 @@ class _Run:
         )
 
     def take_failure(self, event: Mapping[str, Any]) -> None:
+        stage = text(event.get("stage"))
         self.failures.append(
             Failure(
-                stage=text(event.get("stage")),
-                phase=text(event.get("phase")) or (self.phase if text(event.get("stage")) == self._stage() else None),
+                stage=stage,
+                phase=text(event.get("phase")) or (self.phase_of_stage if stage == self._stage() else None),
                 message=text(event.get("message")) or "",
                 cause=text(event.get("cause")),
                 evidence=text(event.get("evidence")) or "",
