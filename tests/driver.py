@@ -8,6 +8,7 @@ import http.client
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +125,17 @@ def _ports() -> Iterator[int]:
             _own_block.bind(f"\0lamplighter-tests-ports-{first}")
             return itertools.cycle(range(first, first + PORTS.step))
     raise RuntimeError("more test sessions than blocks of ports")
+
+
+@contextlib.contextmanager
+def signals_as_before() -> Iterator[None]:
+    """A command that ends in this process leaves Ctrl-C and TERM unheeded, as is right where the process ends, too."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def eventually(question: Callable[[], Any], seconds: float = 120.0) -> Any:

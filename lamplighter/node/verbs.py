@@ -226,7 +226,8 @@ def cancel(request: dict[str, Any], root: str) -> None:
     try:
         files.write_json(directory.cancel, {"by": request["by"], "t": time.time()})
     except OSError as error:
-        relay.send({"event": events.RESULT, "error": f"the node takes no writes, so nobody can tell the run: {error}"})
+        told = f"the node takes no writes, so the run cannot be told: {error}"
+        relay.send({"event": events.RESULT, "error": told, "hint": "make room there, then cancel again"})
         relay.send({"event": events.BYE})
         return
     relay.follow(directory, after=int(request.get("after") or 0))

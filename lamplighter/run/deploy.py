@@ -368,6 +368,9 @@ class Follower:
 
     def __call__(self, event: Event) -> None:
         if event["event"] == events.RESULT and event.get("error"):
+            if event.get("hint"):  # there is one, and nothing has become of what we asked for
+                goes_on = f"the run on server {self.server} goes on"
+                raise NodeRefused(event["error"], serving=goes_on, next_step=event["hint"])
             status = events.invocation("status", self.host, self.server)
             raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
         self.run = text(event.get("run")) or self.run

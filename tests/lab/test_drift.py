@@ -23,7 +23,7 @@ from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
 from lamplighter.run import hop
 from lamplighter.run.deploy import HostSession, open_session
-from tests.driver import PROJECT, ask, eventually
+from tests.driver import PROJECT, ask, eventually, signals_as_before
 from tests.lab.conftest import Box
 
 #: `./inv dev.soak` takes the time for all of them.
@@ -283,13 +283,14 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hop.Hop, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
     context = Context(Config({**tasks.ns.configuration(), "run": {"dry": False}}))
     monkeypatch.setenv("LAMPLIGHTER_INVENTORY", str(box.driver.inventory))
-    with pytest.raises(Leave) as left:
+    with signals_as_before(), pytest.raises(Leave) as left:
         tasks.deploy.body(context, host=["box"], if_changed=True)
     assert left.value.code == Exit.OK
     assert done == ["login", "execute"]
     monkeypatch.undo()
 
-    assert box.deploy("--max-age", "7d").server("box", "demo")["outcome"] == "unchanged"
+    young = box.deploy("--max-age", "7d")
+    assert young.server("box", "demo")["outcome"] == "unchanged", young
 
     old = box.deploy("--max-age", "1s")
     assert old.server("box", "demo")["outcome"] == "deployed", old

@@ -20,6 +20,7 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.run import command
 from lamplighter.run.command import Interrupted, Settings
 from lamplighter.run.deploy import Follower, detached
+from tests.driver import signals_as_before
 
 QUIET = Settings(Path("inventory"), as_json=True)
 
@@ -67,10 +68,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setattr(command, "choose", made.choose)
     monkeypatch.setattr(command, "open_session", made.open)
     monkeypatch.setattr(command, "begin_session", made.open)
-    before = {number: signal.getsignal(number) for number in command.SIGNALS}
-    yield made
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_as_before():
+        yield made
 
 
 @pytest.fixture

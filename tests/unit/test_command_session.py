@@ -278,6 +278,15 @@ def test_a_run_that_the_node_does_not_know_is_neither_cancelled_nor_shown(script
         script.session.cancel_or_see_its_end(Follower("gpu1", "kimi", "R1", script.heard.append))
 
 
+def test_a_run_that_could_not_be_told_is_not_taken_for_one_that_has_ended(script: Script) -> None:
+    script.then({**UNKNOWN, "error": "the node takes no writes", "hint": "make room there"})
+    with pytest.raises(NodeRefused) as refused:
+        script.session.cancel_or_see_its_end(Follower("gpu1", "kimi", "R1", script.heard.append))
+    assert not isinstance(refused.value, NoSuchRun)
+    assert (refused.value.serving, refused.value.next_step) == ("the run on server kimi goes on", "make room there")
+    assert [request["verb"] for request in script.requests] == ["cancel"]
+
+
 # -- the checks after a deploy
 
 

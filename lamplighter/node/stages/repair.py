@@ -39,7 +39,10 @@ def repair(run: Run) -> None:
             pass  # it is left to the next run
         except Exception as error:
             what = step.__name__.strip("_").replace("_", " ")
-            run.warn(f"repairing after earlier runs, the step to {what} failed: {type(error).__name__}: {error}")
+            run.warn(
+                f"repairing after earlier runs, the step to {what} failed: {type(error).__name__}: {error}",
+                "this run goes on; it is a defect of lamplighter: report it",
+            )
 
 
 def _dead_runs(run: Run) -> list[RunDirectory]:
