@@ -807,6 +807,41 @@ def test_a_login_in_the_background_is_waited_for_and_tells_its_trouble(
     assert not node.is_alive
 
 
+@pytest.mark.parametrize("made", ["no socket", "a socket", "a login"])
+def test_a_login_that_is_given_up_at_any_moment_leaves_nothing_open(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    reached, go_on = threading.Event(), threading.Event()
+
+    def paused(really: Callable[..., object], *, before: bool) -> Callable[..., object]:
+        def call(*words: object, **options: object) -> object:
+            result = None if before else really(*words, **options)
+            reached.set()
+            assert go_on.wait(60)
+            return really(*words, **options) if before else result
+
+        return call
+
+    moments = {
+        "no socket": (wire, "_try_addresses", True),
+        "a socket": (wire, "_try_addresses", False),
+        "a login": (paramiko.SSHClient, "connect", False),
+    }
+    place, name, before = moments[made]
+    monkeypatch.setattr(place, name, paused(getattr(place, name), before=before))
+    node = desk.node(spec)
+    node.begin()
+    assert reached.wait(60)
+    node.close()
+    go_on.set()
+
+    wait_until(lambda: not any(thread.name == "login to gpu1" for thread in threading.enumerate()))
+    wait_until(lambda: not any(isinstance(thread, paramiko.Transport) for thread in threading.enumerate()))
+    with pytest.raises(Unreachable):
+        node.run("true")
+
+
 # -- what the tests need
 
 
