@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from lamplighter.errors import InventoryError
+from lamplighter.paths import at_home
 
 _TAG = "tag:yaml.org,2002:"
 #: libyaml's, ten times as quick, where PyYAML was built with it.
@@ -82,7 +83,7 @@ class SecretRef:
         return value
 
     def _from_file(self) -> str:
-        path = self.directory / Path(self.name).expanduser()
+        path = self.directory / at_home(self.name)
         try:
             value = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:

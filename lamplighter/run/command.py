@@ -26,6 +26,7 @@ from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRef
 from lamplighter.inventory import Host, Inventory, Server, load_inventory
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
+from lamplighter.paths import at_home
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.run.deploy import Follower, HostSession, begin_session, detached, open_session
 
@@ -64,7 +65,7 @@ def settings_from(context: Context, *, as_json: bool = False) -> Settings:
     ours = context.config.lamplighter
     path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
     return Settings(
-        PROJECT / Path(path).expanduser() if path == "inventory" else Path(path).expanduser(),
+        PROJECT / path if path == "inventory" else at_home(path),
         bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
         as_json,
     )

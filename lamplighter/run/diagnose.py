@@ -15,7 +15,6 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
 from invoke.exceptions import Exit as Leave
@@ -23,6 +22,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
 from lamplighter.node.observe.logwatch import Diagnosis, diagnose_log
+from lamplighter.paths import at_home
 from lamplighter.release.engine import load_engine, load_engines
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
@@ -97,7 +97,7 @@ def opened(log: str) -> Iterator[BinaryIO]:
 def _open(log: str, stack: contextlib.ExitStack) -> io.BufferedIOBase:
     if log == "-":
         return cast("io.BufferedIOBase", sys.stdin.buffer)
-    path = Path(log).expanduser()
+    path = at_home(log)
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             raise UsageError(f"{log} is a directory", next_step="name the log file in it")

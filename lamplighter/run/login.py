@@ -18,6 +18,7 @@ from paramiko.agent import AgentSSH
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from lamplighter.errors import UNTOUCHED, LoginFailed
+from lamplighter.paths import at_home
 from lamplighter.run.known_hosts import fingerprint
 from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import Transport, label_of
@@ -39,7 +40,7 @@ class Login:
         wanted = [key_file] if key_file else []
         wanted += [file for file in said or () if file.lower() != "none"]
         self._explicit = key_file
-        self._identities = [Path(file).expanduser() for file in wanted]
+        self._identities = [at_home(file) for file in wanted]
         self._certificates = [Path(file) for file in settings.all("certificatefile") or ()]
         usual = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
         self._defaults = [] if wanted or said else [file for file in usual if file.exists()]
@@ -132,12 +133,12 @@ class Login:
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
-            key: paramiko.PKey = paramiko.PKey.from_path(file)
+            key: paramiko.PKey = paramiko.PKey.from_path(file.absolute())
         except TypeError:  # cryptography's word for "needs a passphrase"
             self._encrypted.append(file)
         except FileNotFoundError:
             # ssh_config often names files that exist on some machines only; the inventory should know better.
-            if str(file) == str(Path(self._explicit or "").expanduser()):
+            if str(file) == str(at_home(self._explicit or "")):
                 self._unusable.append(f"{file} does not exist")
         except OSError as error:
             self._unusable.append(f"{file}: {error.strerror or error}")

@@ -28,6 +28,7 @@ import paramiko
 from paramiko.ssh_exception import SSHException
 
 from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
+from lamplighter.paths import at_home
 from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
@@ -511,7 +512,7 @@ def _usage_errors(name: str) -> Iterator[None]:
 
 def _known_hosts_files(settings: Settings, from_inventory: str | None, user_ssh: Path, system_ssh: Path) -> list[Path]:
     """Files that may vouch for a host; the first is where a new key belongs. Empty where ssh_config wants none."""
-    files = [Path(from_inventory).expanduser()] if from_inventory else []
+    files = [at_home(from_inventory)] if from_inventory else []
     for option, defaults in (
         ("userknownhostsfile", [user_ssh / "known_hosts", user_ssh / "known_hosts2"]),
         ("globalknownhostsfile", [system_ssh / "ssh_known_hosts", system_ssh / "ssh_known_hosts2"]),

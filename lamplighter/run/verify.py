@@ -19,6 +19,7 @@ from lamplighter.inventory import Server
 from lamplighter.inventory.sources import Problems, plain, read_mapping
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
+from lamplighter.paths import at_home
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.wording import clean
@@ -191,7 +192,7 @@ class Results:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path = Path(path).expanduser().absolute() if path is not None else None
+        self._path = at_home(path).absolute() if path is not None else None
         self._suites: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
         self._write()
 

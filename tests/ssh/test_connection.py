@@ -399,6 +399,17 @@ def test_a_key_file_that_is_not_usable(desk: Desk, sshd: Sshd, spec: ConnectionS
     assert f"{file} {'does not exist' if content is None else 'is not a usable private key'}" in caught.value.why
 
 
+def test_files_of_a_user_who_is_not_known_here(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+
+    with pytest.raises(LoginFailed, match="~nobody-here/key does not exist"):
+        desk.node(replace(spec, key_file="~nobody-here/key")).open()
+    desk.known_hosts.unlink()
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(replace(spec, known_hosts="~nobody-here/known")).open()
+    assert "~nobody-here/known" in caught.value.next_step
+
+
 def test_a_key_file_that_is_a_directory_is_named(desk: Desk, sshd: Sshd, spec: ConnectionSpec) -> None:
     desk.known_hosts.write_text(sshd.known_line())
 

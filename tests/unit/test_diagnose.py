@@ -94,6 +94,7 @@ def test_a_mistake_leaves_with_2_and_one_clear_message(tmp_path: Path) -> None:
     for words, said in (
         ((), "nothing to diagnose"),
         (("--log", str(tmp_path / "none.log")), "No such file"),
+        (("--log", "~nobody-here/none.log"), "~nobody-here/none.log"),
         (("--log", "-", "--host", "demo"), "exclude each other"),
         (("--host", "demo", "--engine", "sglang"), "--engine and --engine-version go with --log"),
     ):

@@ -273,6 +273,7 @@ def test_a_secret_from_a_file_beside_the_inventory(tmp_path: Path) -> None:
         ("!secret env:ABSENT_TOKEN", "f.yml:1: !secret env:ABSENT_TOKEN: the environment variable is not set"),
         ("!secret env:EMPTY_TOKEN", "f.yml:1: !secret env:EMPTY_TOKEN is empty"),
         ("!secret file:absent", "f.yml:1: !secret file:absent: absent cannot be read: No such file"),
+        ("!secret file:~nobody-here/k", "f.yml:1: !secret file:~nobody-here/k: ~nobody-here/k cannot be read: No such"),
         ("!secret file:binary", "f.yml:1: !secret file:binary is not UTF-8 text"),
         ("!secret file:nul", "f.yml:1: !secret file:nul holds a NUL byte"),
     ],
