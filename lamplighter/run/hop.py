@@ -40,7 +40,7 @@ class Hop:
         self._timeout = timeout
         self._proxy: ProxyProcess | None = None
         self._began: float | None = None
-        self._is_given_up = False
+        self._is_closed = False
 
     @property
     def transport(self) -> Transport:
@@ -83,10 +83,7 @@ class Hop:
             return self.transport.open_channel("direct-tcpip", place, ("", 0), timeout=self._timeout)
 
     def login(self, sock: Any) -> None:
-        """Shake hands over ``sock``, check the host key, log in.
-
-        Raises Unreachable where `close` was called meanwhile, by another thread: nothing stays open then.
-        """
+        """Shake hands over ``sock``, check the host key, log in. Leaves nothing open where `close` came meanwhile."""
         connection, self._began = self._connection, time.monotonic()
         connection.client.set_missing_host_key_policy(self._keys)
         connection.connect_timeout = 2 * self._timeout  # the whole negotiation: banner and key exchange
@@ -101,12 +98,12 @@ class Hop:
         try:
             with self._told():
                 connection.open()
-            if self._is_given_up:
-                raise Unreachable(f"{self.name}: the connection was given up", serving=UNTOUCHED, next_step="try again")
         except BaseException:
             sock.close()
-            self.close()
             raise
+        finally:
+            if self._is_closed:
+                self.close()
 
     def execute(self, command: str) -> paramiko.Channel:
         """A channel on which the node was asked to run ``command``; `await_agreement` tells what it said to that."""
@@ -160,8 +157,8 @@ class Hop:
         )
 
     def close(self) -> None:
-        """End this login, also a half-made one and one that another thread is just making."""
-        self._is_given_up = True
+        """End this login, also a half-made one, and one that another thread is just making."""
+        self._is_closed = True
         with contextlib.suppress(OSError, EOFError, SSHException):
             self._connection.close()
             self._connection.client.close()

@@ -849,7 +849,7 @@ def test_a_login_that_is_given_up_at_any_moment_leaves_nothing_open(
 
     wait_until(lambda: not any(thread.name == "login to gpu1" for thread in threading.enumerate()))
     wait_until(lambda: not any(isinstance(thread, paramiko.Transport) for thread in threading.enumerate()))
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable, match="given up"):
         node.run("true")
 
 
