@@ -55,7 +55,7 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
     ``host`` is how the inventory calls this node, for commands that a person can paste.
     """
     port = _look_at_port(plan)
-    verdict = _settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
+    verdict = settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
     claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
     findings = [
@@ -241,14 +241,10 @@ def _gpus(
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
     foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys() and processes.is_pid_alive(pid)]
-    wanting = gpus.recovery_trouble(uuids)
-    if wanting is not None:
-        hint = "do that on the node first; until then every answer about this GPU may be wrong"
-        yield Finding("gpu_recovery", "error", wanting, "", hint)
-    if verdict.word == "UNKNOWN":
-        hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
-        yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
-    elif foreign or named:
+    yield from unfit_gpus(uuids, verdict)
+    if verdict.word == gpus.UNKNOWN:
+        return
+    if foreign or named:
         hint = f"end them, or list their names in servers.{plan.name}.stale.kill"
         who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
@@ -265,19 +261,6 @@ def _gpus(
         state = "held by what will be stopped" if verdict.word == gpus.HELD else verdict.word
         count = f"{len(uuids)} GPU" + ("" if len(uuids) == 1 else "s")
         yield Finding("gpus", "ok", f"{count}: {state}", verdict.reason)
-
-
-def _settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
-    """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    baseline = freed.read_baseline(home)
-    deadline = time.monotonic() + TEARDOWN_SECONDS
-    while True:
-        sample = gpus.take_sample()
-        verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, allow=plan.allow)
-        is_passing = verdict.word == gpus.UNKNOWN or (verdict.word == gpus.HELD and not verdict.holders)
-        if not is_passing or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
-            return verdict
-        time.sleep(freed.SAMPLE_SECONDS)
 
 
 def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
@@ -347,6 +330,30 @@ def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -
 def resolve_gpus(plan: Plan) -> gpus.Resolved:
     """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
     return gpus.resolve(plan.gpus, gpus.take_sample()) if plan.uses_gpus else gpus.Resolved(())
+
+
+def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
+    """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
+    baseline = freed.read_baseline(home)
+    deadline = time.monotonic() + TEARDOWN_SECONDS
+    while True:
+        sample = gpus.take_sample()
+        verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, allow=plan.allow)
+        is_passing = verdict.word == gpus.UNKNOWN or (verdict.word == gpus.HELD and not verdict.holders)
+        if not is_passing or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
+            return verdict
+        time.sleep(freed.SAMPLE_SECONDS)
+
+
+def unfit_gpus(uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
+    """What forbids to stop a server on these GPUs: no other could be started on them. One more call of nvidia-smi."""
+    wanting = gpus.recovery_trouble(uuids)
+    if wanting is not None:
+        hint = "do that on the node first; until then every answer about this GPU may be wrong"
+        yield Finding("gpu_recovery", "error", wanting, "", hint)
+    if verdict.word == gpus.UNKNOWN:
+        hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
+        yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
 
 
 def find_claims(

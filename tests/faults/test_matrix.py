@@ -295,17 +295,17 @@ FAULTS = (
     ),
     Fault(
         "nvidia-smi missing", hide_smi,
-        by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
         ("preflight", "free", "ready"), mend=show_smi,
     ),
     Fault(
         "nvidia-smi hangs", smi(hang=True),
-        by_stage({"preflight": REFUSED, "lock": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
         ("preflight", "free", "ready"), ("preflight", "free", "ready"), mend=normal_smi,
     ),
     Fault(
         "nvidia-smi lies", smi(**LIES),
-        by_stage({"preflight": REFUSED, "free": DARK}, ({0, 3, 5, 8}, {"old", "new", "none"})),
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
         ("preflight", "free", "ready"), mend=normal_smi,
     ),
     Fault("GPU never freed", smi(used={"0": 50000}), always(DARK), ("prove", "stop", "free"), ("prove", "stop", "free"),

@@ -18,7 +18,10 @@ def examine(run: Run) -> Optional[str]:
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)
     for finding in found.findings:
         if finding.level == "error":
-            raise StageFailure(
-                Exit.REFUSED, finding.message, cause=finding.id, evidence=finding.evidence, hint=finding.hint
-            )
+            raise refusal(finding)
     return None
+
+
+def refusal(finding: preflight.Finding) -> StageFailure:
+    """The failure of a stage that refuses because of what the node shows."""
+    return StageFailure(Exit.REFUSED, finding.message, cause=finding.id, evidence=finding.evidence, hint=finding.hint)

@@ -12,7 +12,7 @@ from lamplighter.node.act import files, launcher, leftovers, restarters, stop, s
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
 from lamplighter.node.observe import gpus, ownership, ports, processes
-from lamplighter.node.stages import adoption
+from lamplighter.node.stages import adoption, checks
 from lamplighter.node.worker import Run, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
@@ -37,6 +37,7 @@ def stop_old(run: Run) -> Optional[str]:
     if run.request["verb"] != "stop" and run.launched is None:
         # Seen now, it costs nothing; seen after the stop, the server.
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
+        _refuse_unfit_gpus(run)
         files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
     adoption.adopt_old(run, claimed)
     if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
@@ -88,6 +89,13 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
             evidence="; ".join(map(str, intruders)),
             hint="end it or agree with its owner, then deploy again",
         )
+
+
+def _refuse_unfit_gpus(run: Run) -> None:
+    if run.plan.uses_gpus:
+        verdict = preflight.settled_verdict(run.plan, run.home, run.uuids)
+        for finding in preflight.unfit_gpus(run.uuids, verdict):
+            raise checks.refusal(finding)
 
 
 def _is_unit_up(run: Run) -> bool:
