@@ -138,8 +138,8 @@ def _serves_all_the_same(run: Run, name: str, failure: StageFailure) -> bool:
 
 def _goes_back(run: Run) -> bool:
     """Tell whether a failed confirmation rolls back: where that is wished, and there is something else to go to."""
-    target = releases.rollback_target(run)
-    is_other = target is not None and run.release is not None and target.digest != run.release.digest
+    target = releases.rollback_target(run, is_to_blame=True)
+    is_other = target is not None and run.release is not None and target.name != run.release.name
     return is_other and run.plan.on_confirm_failure == "rollback"
 
 
@@ -160,8 +160,8 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
     if serving is not None:
         run.end("failed", failure.exit_code, f"{failure.message}; it is still serving", serving)
         return
-    target = releases.rollback_target(run)
     is_to_blame = failure.stage in ("ready", "confirm") and failure.cause not in ("cancelled", "internal", "no_writes")
+    target = releases.rollback_target(run, is_to_blame=is_to_blame)
     if failed is not None and is_to_blame:
         with contextlib.suppress(OSError):  # a full disk costs us a word in `releases`, not the rollback
             releases.mark(run, failed, "bad", failure)
@@ -186,7 +186,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         message = f"{failure.message}; no earlier release to go back to; nothing is serving"
         run.end("failed", failure.exit_code, message, None)
     else:
-        message = f"{failure.message}; rolled back: release {target.digest} is serving again"
+        message = f"{failure.message}; rolled back: release {target.name} is serving again"
         run.end("rolled_back", Exit.ROLLED_BACK, message, what_serves(run.home))
 
 

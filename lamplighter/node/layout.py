@@ -4,8 +4,8 @@
 
     <root>/bin/<digest>/                the runner, unpacked
     <root>/servers/<name>/
-      releases/<digest12>/              release.json launch.sh env plan.json pysite/ verdict.json
-      current -> releases/<digest12>    the last release that became ready
+      releases/<digest12>[.N]/          release.json launch.sh env plan.json pysite/ verdict.json
+      current -> releases/<name>        the last release that became ready
       runs/<run-id>/                    events.jsonl server.log process.json exit.json envproof/
       server.json                       what serves, or served last
       deployed.json                     what that was like when it became ready
@@ -95,8 +95,19 @@ class ReleaseDirectory:
     path: str
 
     @property
-    def digest(self) -> str:
+    def name(self) -> str:
+        """Its name on the node: its digest, with a number behind it where several have the same (``d1f0....2``)."""
         return os.path.basename(self.path)
+
+    @property
+    def digest(self) -> str:
+        """What the inventory knows it by: of what it makes run. Secrets and how it is treated are not in it."""
+        return self.name.partition(".")[0]
+
+    @property
+    def number(self) -> int:
+        """Which of its digest it is, from 1; only for names that `ServerHome.releases_of` returns."""
+        return int(self.name.partition(".")[2] or 1)
 
     @property
     def launch_script(self) -> str:
@@ -176,8 +187,13 @@ class ServerHome:
     def runs(self) -> str:
         return os.path.join(self.path, "runs")
 
-    def release(self, digest: str) -> ReleaseDirectory:
-        return ReleaseDirectory(os.path.join(self.releases, digest))
+    def release(self, name: str) -> ReleaseDirectory:
+        return ReleaseDirectory(os.path.join(self.releases, name))
+
+    def releases_of(self, digest: str) -> list[ReleaseDirectory]:
+        """Return what lies here under a digest, complete or not, in the order in which it came."""
+        names = [name for name in _names(self.releases) if re.fullmatch(rf"{re.escape(digest)}(\.[1-9]\d*)?", name)]
+        return sorted(map(self.release, names), key=lambda release: release.number)
 
     def current_release(self) -> Optional[ReleaseDirectory]:
         """Return the release that became ready last, None when there is none (yet, or it is gone or damaged)."""

@@ -85,4 +85,4 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         liveproof.version_of(plan, engine),
         record["log"] if plan.nccl_proof else None,
     )
-    return {**proof.to_json(), "release": release.digest}
+    return {**proof.to_json(), "release": release.name}

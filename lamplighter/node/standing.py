@@ -106,10 +106,10 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     release = home.release(record["release"])
     stored = release.read_plan()
     if stored is None:
-        return Drift(unknown=(f"release {release.digest} is not on the node any more",))
+        return Drift(unknown=(f"release {release.name} is not on the node any more",))
     written = read_json(os.path.join(release.path, "release.json"))
     if written is not None and "files" not in written:
-        return Drift(unknown=(f"release {release.digest} was not made by lamplighter",))
+        return Drift(unknown=(f"release {release.name} was not made by lamplighter",))
     deployed = read_json(home.deployed) or {}
     if any(deployed.get(name) != record.get(name) for name in ("run", "attempt", "release")):
         deployed = {}
@@ -119,7 +119,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     if wanted is not None:
         found += _from_inventory(wanted, release, stored["server"])
     if written is None and (wanted is None or wanted["digest"] != release.digest):
-        unknown.append(f"files of release {release.digest}: its release.json cannot be read")
+        unknown.append(f"files of release {release.name}: its release.json cannot be read")
     found += [
         *_in_release(release, wanted),
         *_in_env_mode(release),
@@ -204,7 +204,7 @@ def _in_current(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]
     if not record.get("ready"):
         return []
     current = home.current_release()
-    found = current.digest if current is not None else None
+    found = current.name if current is not None else None
     return [] if found == record["release"] else [Difference(drift.RELEASE, "current", record["release"], found)]
 
 
@@ -354,7 +354,7 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     release = home.release(record["release"])
     stored = release.read_plan()
     if stored is None:
-        return f"release {release.digest} is not on the node any more: how to ask it is not known"
+        return f"release {release.name} is not on the node any more: how to ask it is not known"
     plan, engine = Plan.load(stored["server"]), stored["engine"]
     members = members_of(record)
     port = probe.who_answers(plan, lambda: [member.pid for member in members])
@@ -439,7 +439,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,
-        "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(record or {}, report)},
+        "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(home, record or {}, report)},
         "engine": _engine_facts(plan, engine),
         "unit": _unit_facts(home, record or {}),
         "logind": _logind_facts(found["host"]),
@@ -486,9 +486,9 @@ def _told(ok: bool, message: str, key: Optional[str], reply: Optional[http.Reply
     return {"ok": ok, "message": message.replace(key, drift.HIDDEN) if key else message}
 
 
-def _sitecustomize(record: Mapping[str, Any], report: Mapping[str, Any]) -> Dict[str, str]:
+def _sitecustomize(home: ServerHome, record: Mapping[str, Any], report: Mapping[str, Any]) -> Dict[str, str]:
     """Say for every worker whether our sitecustomize of the running release has left its record there."""
-    records = record.get("records") or ""
+    records, running = record.get("records") or "", home.release(record.get("release") or "")
     verdicts: Dict[str, str] = {}
     for worker in report["workers"]:
         process = processes.read_process(worker["pid"])
@@ -497,7 +497,7 @@ def _sitecustomize(record: Mapping[str, Any], report: Mapping[str, Any]) -> Dict
             continue
         if left is None or left.get("start") != process.start:
             verdicts[str(worker["pid"])] = "none has run"
-        elif left.get("digest") != record.get("release"):
+        elif left.get("digest") != running.digest:
             verdicts[str(worker["pid"])] = f"that of release {left.get('digest')}"
         else:
             verdicts[str(worker["pid"])] = "in force"
@@ -535,7 +535,7 @@ def _release_facts(home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any
     if current is None:
         return {"current": None}
     return {
-        "current": current.digest,
+        "current": current.name,
         "running": record.get("release"),
         "gpus": record.get("gpus"),
         "launch_mode": _mode(current.launch_script),

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Optional
 from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, server_home
+from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, server_home
 from lamplighter.node.observe import drift, ownership, ports, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
@@ -61,7 +61,7 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
         known = release.read_plan()
         if known is not None:
             server = {**known["server"], **request["server"]}
-            because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.digest} is used"
+            because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.name} is used"
             return {**request, "server": server, "engine": known["engine"], "because": (because,)}
     return None
 
@@ -188,9 +188,9 @@ def _releases_of(home: ServerHome) -> dict[str, Any]:
         plan = release.read_plan() or {}
         rows.append(
             {
-                "release": release.digest,
+                "release": release.name,
                 "verdict": verdict.get("verdict") or "unproven",
-                "is_current": current is not None and release.digest == current.digest,
+                "is_current": current is not None and release.name == current.name,
                 "is_rollback_target": release == earlier,
                 "is_adopted": bool(plan.get("adopted")),
                 "written": os.stat(release.plan).st_mtime,
@@ -315,7 +315,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
         hint = f"{command} shows who overwrote it, and what to do"
         message += f"; what differs did so right after its deploy: {first}"
         return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
-    verdict = home.release(digest).read_verdict() or {}
+    verdict = _verdict_on(home, request)
     if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
         return Before(None, tuple(reasons))
     on = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
@@ -342,17 +342,25 @@ def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[dr
     trouble = standing.trouble_of(home)
     reasons = [] if trouble is None else [trouble]
     reasons += [f"{each.kind}: {each}" for each in differences]
-    if not reasons and state["release"] != request["release"]["digest"]:
+    if not reasons and home.release(state["release"]).digest != request["release"]["digest"]:
         reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")
-    reasons += [f"secret {name} has another value" for name in _changed_secrets(home, request)]
+    reasons += [f"secret {name} has another value" for name in _changed_secrets(home.current_release(), request)]
     age, most = standing.age_of(home), request.get("max_age")
     if most is not None and age is not None and age >= most:
         reasons.append(f"it has run for {age / 86400:.1f} days, at most {most / 86400:.1f} are wanted")
     return reasons
 
 
-def _changed_secrets(home: ServerHome, request: dict[str, Any]) -> list[str]:
-    release = home.current_release()
+def _verdict_on(home: ServerHome, request: dict[str, Any]) -> dict[str, Any]:
+    """Return what became of the very thing that is asked for when it ran last; {} where it never ran."""
+    for release in reversed(home.releases_of(request["release"]["digest"])):
+        is_same = (release.read_plan() or {}).get("server") == request["server"]
+        if is_same and not _changed_secrets(release, request):
+            return release.read_verdict() or {}
+    return {}
+
+
+def _changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any]) -> list[str]:
     known = probe.read_environment(release) if release is not None else {}
     return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
 

@@ -215,7 +215,7 @@ class Run:
                 cause=failure.cause if failure else None,
                 evidence=failure.evidence if failure else None,
                 hint=failure.hint if failure else "",
-                release=self.release.digest if self.release else None,
+                release=self.release.name if self.release else None,
                 durations=self.durations,
                 ready_seconds=self.ready_seconds,
                 downtime_seconds=downtime,

@@ -207,7 +207,7 @@ def write(
     digest = hashlib.sha256((script + text).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     release = home.release(f"adopted-{digest}")
     files.make_directory(home.releases)
-    fresh = os.path.join(home.releases, f"{files.TEMP_PREFIX}{release.digest}.{os.getpid()}")
+    fresh = os.path.join(home.releases, f"{files.TEMP_PREFIX}{release.name}.{os.getpid()}")
     try:
         files.make_directory(fresh)
         inside = ReleaseDirectory(fresh)
@@ -227,7 +227,7 @@ def write(
     except OSError:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    files.point(home.current, os.path.join("releases", release.digest))
+    files.point(home.current, os.path.join("releases", release.name))
     files.write_json(home.record, _record(found, server, model, uuids, release, run_id))
     return release
 
@@ -269,7 +269,7 @@ def _record(
         "host": found.host,
         "model": model,
         "gpus": list(uuids),
-        "release": release.digest,
+        "release": release.name,
         "run": run_id,
         "log": output if os.path.isfile(output) else "",
         "attempt": "adopted",

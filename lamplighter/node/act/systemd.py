@@ -223,7 +223,7 @@ def launch(order: Order, home: ServerHome) -> Launched:
     """
     manager, unit = our_manager(), unit_for(order.server)
     known = committed(home)
-    if order.launch.attempt == "old" and known is not None and known["release"] == order.release.digest:
+    if order.launch.attempt == "old" and known is not None and known["release"] == order.release.name:
         order = dataclasses.replace(order, launch=home.run(known["run"]).launch(known["attempt"]))
         _hold(manager, unit)
     else:
@@ -396,7 +396,7 @@ def commit(order: Order, home: ServerHome, launched: Launched) -> None:
             _drop(path) if before is None else files.write_file(path, before, 0o644)
         manager.call("daemon-reload")
         raise
-    known = {"text": text, "release": order.release.digest, "run": order.run_id, "attempt": order.launch.attempt}
+    known = {"text": text, "release": order.release.name, "run": order.run_id, "attempt": order.launch.attempt}
     _note(home, unit, known)
 
 

@@ -37,4 +37,4 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     if found.left_out:
         names = ", ".join(found.left_out)
         run.warn(f"variables of {who} that a shell cannot export are not part of the release: {names}")
-    run.progress(f"adopted {who}, which serves {model}, as release {release.digest}", pids=[found.process.pid])
+    run.progress(f"adopted {who}, which serves {model}, as release {release.name}", pids=[found.process.pid])

@@ -20,25 +20,32 @@ from lamplighter.node.worker import Run, StageFailure
 
 
 def write_release(run: Run) -> Optional[str]:
-    """Write the release of the request beside the others; a complete and equal one stays as it is."""
+    """Write the release of the request beside the others; a complete and equal one stays as it is.
+
+    What serves is not written to: the same digest with other secrets, GPUs or treatment gets a directory of its own.
+    """
     wanted = run.request["release"]
-    release = run.home.release(wanted["digest"])
+    environment, plan = _environment(run), {"server": run.request["server"], "engine": run.engine}
     files.make_directory(run.home.releases)
-    fresh = os.path.join(run.home.releases, f"{files.TEMP_PREFIX}{release.digest}.{os.getpid()}")
+    release = _place_for(run.home, wanted["digest"], environment, plan)
+    fresh = ReleaseDirectory(os.path.join(run.home.releases, f"{files.TEMP_PREFIX}{release.name}.{os.getpid()}"))
+    is_complete = _is_complete(release, wanted["files"])
+    written = release if is_complete else fresh
     try:
-        if not _is_complete(release, wanted["files"]):
+        if not is_complete:
             for name, content in wanted["files"].items():
-                path = os.path.join(fresh, name)
+                path = os.path.join(fresh.path, name)
                 files.make_directory(os.path.dirname(path))
                 files.write_file(path, content["text"], content["mode"])
-            files.place_directory(fresh, release.path)
-        _write_environment(run, release)
-        files.write_json(release.plan, {"server": run.request["server"], "engine": run.engine})
+        files.write_file(written.env, environment)
+        files.write_json(written.plan, plan)
+        if not is_complete:
+            files.place_directory(fresh.path, release.path)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(fresh.path, ignore_errors=True)
         raise StageFailure(
             Exit.REFUSED,
-            f"cannot write release {release.digest}",
+            f"cannot write release {release.name}",
             cause="disk_full" if error.errno == 28 else "files",
             evidence=f"{error.filename or release.path}: {error.strerror}",
             hint=f"make room or mend the file system below {run.home.path}",
@@ -63,24 +70,42 @@ def _is_complete(release: ReleaseDirectory, wanted: dict[str, Any]) -> bool:
     return True
 
 
-def _write_environment(run: Run, release: ReleaseDirectory) -> None:
-    """Write what only the node knows, and what only its owner may read: the GPUs' UUIDs and the secrets."""
+def _place_for(home: ServerHome, digest: str, environment: str, plan: dict[str, Any]) -> ReleaseDirectory:
+    """Return the release of that digest that has this environment and plan, or a free place for it."""
+    alike = home.releases_of(digest)
+    for release in alike:
+        if release.read_plan() == plan and _text(release.env) == environment:
+            return release
+    number = max((release.number for release in alike), default=0) + 1
+    return home.release(digest if number == 1 else f"{digest}.{number}")
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _environment(run: Run) -> str:
+    """Return what only the node knows, and what only its owner may read: the GPUs' UUIDs and the secrets."""
     values = dict(run.request.get("secrets") or {})
     if not run.plan.uses_gpus:
         values["CUDA_VISIBLE_DEVICES"] = ""
     elif run.plan.gpus != "all":
         values["CUDA_VISIBLE_DEVICES"] = ",".join(run.uuids)
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
-    files.write_file(release.env, "".join(lines))
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
 
 
 def use_earlier_release(run: Run) -> Optional[str]:
     """Choose a release that is on the node: the one asked for, or the last good one that is not current."""
     wanted = run.request.get("to")
     if wanted:
-        matching = [release for release in run.home.all_releases() if release.digest.startswith(wanted)]
+        matching = [release for release in run.home.all_releases() if release.name.startswith(wanted)]
+        matching = [release for release in matching if release.name == wanted] or matching
         if len(matching) != 1:
-            known = ", ".join(release.digest for release in run.home.all_releases()) or "none"
+            known = ", ".join(release.name for release in run.home.all_releases()) or "none"
             problem = "no release" if not matching else f"{len(matching)} releases"
             begin = "begin" if matching else "begins"
             raise StageFailure(
@@ -121,7 +146,7 @@ def use_current_release(run: Run) -> Optional[str]:
 def use(run: Run, release: ReleaseDirectory) -> None:
     record = release.read_plan()
     if record is None:
-        raise StageFailure(Exit.REFUSED, f"release {release.digest} is damaged: plan.json is unreadable")
+        raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
     run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
     run.uuids = lock_resources(run, run.plan)
     if record.get("adopted"):
@@ -134,34 +159,34 @@ def commit(run: Run) -> Optional[str]:
     mark(run, run.release, "good", None)
     make_current(run, run.release)
     with contextlib.suppress(OSError):  # it serves; what could not be removed, the next run removes
-        _prune(run, keep={run.release.digest})
+        _prune(run, keep={run.release.name})
     return None
 
 
 def make_current(run: Run, release: ReleaseDirectory) -> None:
     """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record."""
     swap.settle(run)
-    files.point(run.home.current, os.path.join("releases", release.digest))
+    files.point(run.home.current, os.path.join("releases", release.name))
     launcher.note_ready(run.home, run.record, run.new_answered_at)
     standing.write_down(run)
     environment.give_back_unneeded(run)
 
 
-def rollback_target(run: Run) -> Optional[ReleaseDirectory]:
-    """Return the release to go back to: the current one, unless it is the one that failed and another is good."""
+def rollback_target(run: Run, *, is_to_blame: bool) -> Optional[ReleaseDirectory]:
+    """Return the release to go back to: the current one, unless it is itself to blame and another is good."""
     current = run.home.current_release()
-    failed = run.release.digest if run.release is not None else None
-    if current is not None and current.digest != failed:
+    failed = run.release.name if run.release is not None and is_to_blame else None
+    if current is not None and current.name != failed:
         return current
-    others = [release for release in good_releases(run.home) if release.digest != failed]
+    others = [release for release in good_releases(run.home) if release.name != failed]
     return others[0] if others else current
 
 
 def earlier_release(home: ServerHome) -> Optional[ReleaseDirectory]:
     """Return what the verb ``rollback`` takes: the last good release other than the one that was started last."""
     record, current = launcher.read_record(home), home.current_release()
-    leaving = record["release"] if record is not None else current.digest if current is not None else None
-    return next((release for release in good_releases(home) if release.digest != leaving), None)
+    leaving = record["release"] if record is not None else current.name if current is not None else None
+    return next((release for release in good_releases(home) if release.name != leaving), None)
 
 
 def good_releases(home: ServerHome) -> list[ReleaseDirectory]:
@@ -190,8 +215,8 @@ def mark(run: Run, release: ReleaseDirectory, word: str, failure: Optional[Stage
 def _prune(run: Run, keep: set[str]) -> None:
     """Remove all but the newest ``keep_releases``; never the current one nor the one to roll back to."""
     good = good_releases(run.home)
-    keep = keep | {release.digest for release in good[:2]}
+    keep = keep | {release.name for release in good[:2]}
     dated = sorted(run.home.all_releases(), key=lambda release: os.stat(release.plan).st_mtime, reverse=True)
     for release in dated[run.plan.keep_releases :]:
-        if release.digest not in keep:
+        if release.name not in keep:
             files.remove_tree(release.path)

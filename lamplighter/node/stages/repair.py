@@ -123,8 +123,8 @@ def _mend_current(run: Run) -> None:
         run.warn(f"`current` was no link; it is {aside} now")
     good = releases.good_releases(home)
     if good:
-        files.point(home.current, os.path.join("releases", good[0].digest))
-        run.warn(f"`current` named no release that is whole; it is {good[0].digest} now, the newest good one")
+        files.point(home.current, os.path.join("releases", good[0].name))
+        run.warn(f"`current` named no release that is whole; it is {good[0].name} now, the newest good one")
     elif os.path.lexists(home.current):
         os.unlink(home.current)
         run.warn("`current` named no release that is whole, and no other has been good")
@@ -133,7 +133,7 @@ def _mend_current(run: Run) -> None:
 def _mend_record(run: Run) -> None:
     """A server that was committed, and whose run was killed before it wrote so, is ready."""
     record, current = launcher.read_record(run.home), run.home.current_release()
-    if record is None or record.get("ready") or current is None or record["release"] != current.digest:
+    if record is None or record.get("ready") or current is None or record["release"] != current.name:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
     if processes.is_alive(identity) and preflight.is_answering(record["host"], record["port"]):
@@ -143,7 +143,7 @@ def _mend_record(run: Run) -> None:
 def _drop_half_releases(run: Run) -> None:
     """Remove releases that were being written, or removed, when their run was killed; never one that may be serving."""
     record = launcher.read_record(run.home) or {}
-    kept = {record.get("release"), *(release.digest for release in run.home.all_releases())}
+    kept = {record.get("release"), *(release.name for release in run.home.all_releases())}
     for name in os.listdir(run.home.releases):
         if name not in kept and not name.startswith(files.TEMP_PREFIX):
             files.remove_tree(os.path.join(run.home.releases, name))

@@ -239,7 +239,7 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
         "host": run.plan.host,
         "model": run.plan.served_name,
         "gpus": list(run.uuids),
-        "release": release.digest,
+        "release": release.name,
         "run": run.directory.run_id,
         "log": run.launch.log,
         "attempt": run.launch.attempt,
