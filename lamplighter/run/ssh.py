@@ -116,8 +116,9 @@ class Node:
             if self._trouble is not None:
                 raise self._trouble
             if self._is_closed:
-                raise Unreachable(f"{self.name}: the connection was given up", serving=UNTOUCHED, next_step="try again")
+                raise self._given_up()
         if not self._hops:
+            self._is_closed = False
             self._log_in()
 
     def begin(self) -> None:
@@ -139,17 +140,26 @@ class Node:
             self._hang_up()
 
     def _log_in(self) -> None:
+        before: Hop | None = None  # not the last of the hops: `close` may have emptied them, from another thread
         try:
             for hop in self._route():
-                before = self._hops[-1] if self._hops else None
                 self._hops.append(hop)
+                if self._is_closed:
+                    raise self._given_up()
                 hop.login(before.dial(hop) if before else hop.connect_socket())
+                before = hop
         except BaseException:
             self._hang_up()
             raise
 
+    def _given_up(self) -> Unreachable:
+        return Unreachable(f"{self.name}: the connection was given up", serving=UNTOUCHED, next_step="try again")
+
     def close(self) -> None:
-        """End the connection and the jumps that it went through; commands on it lose their channel, no more."""
+        """End the connection and the jumps that it went through; commands on it lose their channel, no more.
+
+        A login that another thread is at ends too, and dials no further host.
+        """
         self._is_closed = True
         self._hang_up()
 

@@ -823,6 +823,50 @@ def test_a_login_that_is_given_up_at_any_moment_leaves_nothing_open(
     desk: Desk, sshd: Sshd, spec: ConnectionSpec, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
     desk.known_hosts.write_text(sshd.known_line())
+    node = desk.node(spec)
+
+    give_up_a_login(node, monkeypatch, made)
+
+    with pytest.raises(Unreachable, match="given up"):
+        node.run("true")
+
+
+@pytest.mark.parametrize("made", ["no socket", "a socket", "a login"])
+def test_a_login_that_is_given_up_at_the_jump_host_dials_nothing_further(
+    desk: Desk,
+    sshd: Sshd,
+    jump: Sshd,
+    spec: ConnectionSpec,
+    through: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    made: str,
+) -> None:
+    through()
+    desk.known_hosts.write_text(sshd.known_line() + jump.known_line())
+    connections = sshd.log.read_text().count("Connection from")
+    node = desk.node(spec)
+
+    give_up_a_login(node, monkeypatch, made)
+
+    assert sshd.log.read_text().count("Connection from") == connections
+    with pytest.raises(Unreachable, match="given up"):
+        node.run("true")
+    monkeypatch.undo()
+    with node:  # asked for anew
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
+    assert sshd.log.read_text().count("Connection from") == connections + 1
+
+
+# -- what the tests need
+
+
+def key_fingerprint(server: Sshd, kind: str) -> str:
+    (key,) = parse_known_hosts(server.known_line(kind), Path("-"))
+    return fingerprint(key.blob)
+
+
+def give_up_a_login(node: Node, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
+    """Begin a login, close ``node`` once its first hop has got as far as ``made``, and wait until all has ended."""
     reached, go_on = threading.Event(), threading.Event()
 
     def paused(really: Callable[..., object], *, before: bool) -> Callable[..., object]:
@@ -841,24 +885,12 @@ def test_a_login_that_is_given_up_at_any_moment_leaves_nothing_open(
     }
     place, name, before = moments[made]
     monkeypatch.setattr(place, name, paused(getattr(place, name), before=before))
-    node = desk.node(spec)
     node.begin()
     assert reached.wait(60)
     node.close()
     go_on.set()
-
     wait_until(lambda: not any(thread.name == "login to gpu1" for thread in threading.enumerate()))
     wait_until(lambda: not any(isinstance(thread, paramiko.Transport) for thread in threading.enumerate()))
-    with pytest.raises(Unreachable, match="given up"):
-        node.run("true")
-
-
-# -- what the tests need
-
-
-def key_fingerprint(server: Sshd, kind: str) -> str:
-    (key,) = parse_known_hosts(server.known_line(kind), Path("-"))
-    return fingerprint(key.blob)
 
 
 def add_to_agent(file: Path) -> None:
