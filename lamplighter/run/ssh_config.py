@@ -109,7 +109,9 @@ class SshConfig:
 
 
 def read_lines(path: Path, directory: Path, depth: int = 0) -> tuple[Line, ...]:
-    """The lines of ``path`` and of its Includes; relative ones start at ``directory``. A missing file has none.
+    """The lines of ``path`` and of its Includes; relative ones start at ``directory``.
+
+    A missing file has none, nor has a directory that an Include names.
 
     Raises UsageError (nothing was opened) for an unreadable file or Includes that go round in a circle.
     """
@@ -120,6 +122,8 @@ def read_lines(path: Path, directory: Path, depth: int = 0) -> tuple[Line, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
+        if depth and isinstance(error, IsADirectoryError):  # `Include conf.d/*`
+            return ()
         raise UsageError("cannot read the SSH client configuration", why=str(error), origin=path) from error
     lines = []
     for number, written in enumerate(text.split("\n"), 1):

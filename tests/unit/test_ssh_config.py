@@ -26,7 +26,7 @@ PIECES = (
     "  User ada # me\n", ' User "bob"\n', "\tPort=7\n", "Port 8 #\n", "HostName y\n", "HostName z # %%\n",
     "ProxyJump a # b\n", "ProxyJump none\n", "ProxyCommand nc a b # c\n", "ProxyCommand none\n",
     "CertificateFile a\n", "CertificateFile 'b c' # d\n", "# Host *\n", "\n",
-    "Include {directory}/inner\n", "Include {directory}/none # x\n",
+    "Include {directory}/inner\n", "Include {directory}/none # x\n", "Include {directory}/d/*\n",
 )  # fmt: skip
 
 
@@ -58,6 +58,15 @@ def test_includes_stand_in_their_place(directory: Path) -> None:
     found = lookup(directory, "Include d/* missing\nHost gpu1\n  User late\n  Compression yes\n")
 
     assert (found["user"], found["port"], found["compression"]) == ("first", "2222", "yes")
+
+
+def test_a_directory_among_the_included_files_is_skipped(directory: Path) -> None:
+    (directory / "d" / "1-old").mkdir(parents=True)
+    (directory / "d" / "2").write_text("Port 2222\n")
+
+    assert lookup(directory, "Include d/*\nInclude d\nUser me\n") == {
+        "port": "2222", "user": "me", "hostname": "gpu1",
+    }  # fmt: skip
 
 
 def test_what_follows_an_include_belongs_to_its_own_block(directory: Path) -> None:
@@ -200,6 +209,8 @@ def test_ssh_itself_reads_the_same(pieces: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "inner").write_text("User inner\nHost *\n  Port 5\nHost other\n  Port 6\n")
+        (directory / "d" / "sub").mkdir(parents=True)
+        (directory / "d" / "two").write_text("Host *\n  User two\n")
         text = "".join(pieces).replace("{directory}", name)
         ours = settings(directory, text)
         words = ["ssh", "-G", "-F", str(directory / "config"), "gpu1"]
