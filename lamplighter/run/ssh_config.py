@@ -100,10 +100,11 @@ class SshConfig:
         reading = _Reading(host, self)
         reading.take_files(host)
         name = reading.name()
+        name = name if ":" in name or "%" in name else name.lower()  # an address of IPv6 stays as it was written
         canonical = reading.canonical(name)
+        name = canonical or name
+        reading.found["hostname"] = [(name.replace("%", "%%"), "")]
         if canonical is not None or reading.wants_final:
-            name = canonical or name
-            reading.found["hostname"] = [(name.replace("%", "%%"), "")]
             reading.take_files(name, is_canonical=canonical is not None, is_final=True)
         return reading.settings()
 
@@ -211,7 +212,7 @@ class _Reading:
 
     def settings(self) -> Settings:
         """Everything that was met, expanded."""
-        name, values = self.name(), {}
+        values = {}
         for keyword, said in self.found.items():
             tokens, has_variables = _TOKENS.get(keyword, ""), keyword in _NAMES_OF_FILES
             if keyword == "identityagent" and said[0][0].startswith("$") and not said[0][0].startswith("${"):
@@ -221,7 +222,6 @@ class _Reading:
                 for word, origin in said
             ]
             values[keyword] = tuple(_at_home(word, said[0][1]) if has_variables else word for word in value)
-        values["hostname"] = (name,)
         if values.get("proxycommand", ("",))[0].lower() == "none":
             del values["proxycommand"]
         return Settings(values, {keyword: said[0][1] for keyword, said in self.found.items()})
@@ -307,11 +307,11 @@ class _Reading:
             return _succeeds(_expand(value, origin, _MANY_TOKENS, self._token))
         asked = {
             "host": self.name().lower(),
-            "originalhost": self._host,
+            "originalhost": self._host.lower(),
             "user": self._first("user", self._local_user),
             "localuser": self._local_user,
         }.get(condition)
-        return None if asked is None else _fits_list(value.lower() if condition == "host" else value, asked)
+        return None if asked is None else _fits_list(value if "user" in condition else value.lower(), asked)
 
     def _token(self, letter: str) -> str | None:
         here = socket.gethostname()
@@ -321,7 +321,7 @@ class _Reading:
             "d": lambda: str(Path("~").expanduser()),
             "h": lambda: name,
             "i": lambda: str(os.getuid()),
-            "k": lambda: self._first("hostkeyalias", self._host),
+            "k": lambda: self._first("hostkeyalias").lower() or self._host,
             "L": lambda: here.partition(".")[0],
             "l": lambda: here,
             "n": lambda: self._host,

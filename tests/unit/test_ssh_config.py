@@ -22,9 +22,9 @@ from lamplighter.run.ssh_config import Settings, SshConfig, read_lines
 PIECES = (
     "Host gpu1\n", "Host other # gpu1\n", "Host gpu* !gpu1\n", "Host g?u1 x\n", "Host=*\n",
     "Match host gpu1\n", 'Match exec "test x = x"\n', "Match user ada host=y\n", "Match !originalhost other\n",
-    "Match final all\n", "Match all\n",
-    "  User ada # me\n", ' User "bob"\n', "\tPort=7\n", "Port 8 #\n", "HostName y\n", "HostName z # %%\n",
-    "ProxyJump a # b\n", "ProxyJump none\n", "ProxyCommand nc a b # c\n", "ProxyCommand none\n",
+    "Match originalhost GPU1\n", "Match host GPU*\n", "Match final all\n", "Match all\n",
+    "  User ada # me\n", ' User "bob"\n', "\tPort=7\n", "Port 8 #\n", "HostName y\n", "HostName Z # %%\n",
+    "HostName %h.Lab\n", "ProxyJump a # b\n", "ProxyJump none\n", "ProxyCommand nc a b # c\n", "ProxyCommand none\n",
     "CertificateFile a\n", "CertificateFile 'b c' # d\n", "# Host *\n", "\n",
     "Include {directory}/inner\n", "Include {directory}/none # x\n", "Include {directory}/d/*\n",
 )  # fmt: skip
@@ -177,8 +177,10 @@ def test_blocks_are_read_again_for_the_name_where_a_final_one_asks_for_it(direct
         ("IdentityAgent $SOMEWHERE\n", "identityagent", ["$SOMEWHERE"]),
         ("CertificateFile ~/%r@%h:%p\nUser bob\nHostName y\n", "certificatefile", ["{home}/bob@y:22"]),
         ("UserKnownHostsFile ~/k_%k 'a b' # c\n", "userknownhostsfile", ["{home}/k_gpu1", "a b"]),
-        ("HostKeyAlias rack7\nUserKnownHostsFile k_%k\n", "userknownhostsfile", ["k_rack7"]),
+        ("HostKeyAlias Rack7\nUserKnownHostsFile k_%k\n", "userknownhostsfile", ["k_rack7"]),
         ("HostName %h.%%x\n", "hostname", ["gpu1.%x"]),
+        ("HostName GPU1.Lab\nProxyCommand nc %h %n\n", "proxycommand", ["nc gpu1.lab gpu1"]),
+        ("HostName FE80::A\nProxyCommand nc %h\n", "proxycommand", ["nc FE80::A"]),
         ("ProxyCommand nc %h %n # %%h ${HOME} ~\nHostName y\n", "proxycommand", ["nc y gpu1 # %h ${HOME} ~"]),
         ('ProxyCommand = "a b" c\n', "proxycommand", ['"a b" c']),
         ("ProxyCommand none\nProxyJump a\n", "proxycommand", None),
@@ -197,30 +199,38 @@ def test_settings_as_openssh_reads_them(directory: Path, text: str, keyword: str
     assert told == (values and tuple(value.replace("{home}", str(directory)) for value in values))
 
 
+def test_the_name_that_was_asked_for_keeps_its_case_where_ssh_shows_it(directory: Path) -> None:
+    text = "UserKnownHostsFile k_%k_%h\nProxyCommand nc %h %n\nMatch final all\nHost gpu1\n  Port 7\n"
+
+    assert lookup(directory, text, "GPU1") == {
+        "hostname": "gpu1", "userknownhostsfile": "k_GPU1_gpu1", "proxycommand": "nc gpu1 GPU1", "port": "7",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("1m30s", 90), ("2H", 7200), ("none", None)])
 def test_times(directory: Path, text: str, seconds: float | None) -> None:
     assert settings(directory, f"ConnectTimeout {text}\n").seconds("connecttimeout") == seconds
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
-@given(st.lists(st.sampled_from(PIECES), max_size=7))
+@given(st.lists(st.sampled_from(PIECES), max_size=7), st.sampled_from(["gpu1", "gpu1", "GPU1", "FE80::A"]))
 @hypothesis_settings(max_examples=30, deadline=None)
-def test_ssh_itself_reads_the_same(pieces: list[str]) -> None:
+def test_ssh_itself_reads_the_same(pieces: list[str], host: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "inner").write_text("User inner\nHost *\n  Port 5\nHost other\n  Port 6\n")
         (directory / "d" / "sub").mkdir(parents=True)
         (directory / "d" / "two").write_text("Host *\n  User two\n")
         text = "".join(pieces).replace("{directory}", name)
-        ours = settings(directory, text)
-        words = ["ssh", "-G", "-F", str(directory / "config"), "gpu1"]
+        ours = settings(directory, text, host)
+        words = ["ssh", "-G", "-F", str(directory / "config"), host]
         shown = subprocess.run(words, capture_output=True, check=False, text=True)
     assert shown.returncode == 0, shown.stderr
     theirs: dict[str, list[str]] = {}
     for line in shown.stdout.splitlines():
         keyword, _, value = line.partition(" ")
         theirs.setdefault(keyword, []).append(value)
-    for keyword, usual in (("hostname", "gpu1"), ("user", getpass.getuser()), ("port", "22"), ("proxyjump", "none")):
+    for keyword, usual in (("hostname", ""), ("user", getpass.getuser()), ("port", "22"), ("proxyjump", "none")):
         assert [ours.get(keyword, usual)] == theirs.get(keyword, ["none"]), text
     assert ours.get("proxycommand", "none") == theirs.get("proxycommand", ["none"])[0], text
     for keyword in ("certificatefile",):
