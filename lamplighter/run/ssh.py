@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import logging
+import re
 import shlex
 import sys
 import threading
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Seconds without any progress after which a write counts as stuck.
 WRITE_TIMEOUT = 30.0
+#: Seconds, a day. facts: poll() takes milliseconds in an int of C; of more than 24 days it makes any other time.
+LONGEST_TIMEOUT = 86400.0
 #: Seconds that an exit status may lag behind the end of the output.
 EXIT_LAG = 5.0
 #: Bytes of a command's stderr that are kept, the newest.
@@ -456,9 +459,9 @@ def parse_place(text: str) -> Place:
         port = port.removeprefix(":")
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+    if port and not (re.fullmatch("0*[0-9]{1,5}", port) and 0 < int(port[-5:]) < 65536):
         raise UsageError(f"{text!r} has no usable port", why="expected [user@]host[:port]")
-    return Place(host, user or None, int(port) if port else None)
+    return Place(host, user or None, int(port[-5:]) if port else None)
 
 
 @dataclass(frozen=True)
@@ -535,7 +538,8 @@ def _known_hosts_files(settings: Settings, from_inventory: str | None, user_ssh:
 def _connect_timeout(spec: ConnectionSpec, settings: Settings) -> float:
     """The inventory's time where it differs from the default, else that of ssh_config, else the default."""
     usual = type(spec).connect_timeout
-    return spec.connect_timeout if spec.connect_timeout != usual else settings.seconds("connecttimeout") or usual
+    wanted = spec.connect_timeout if spec.connect_timeout != usual else settings.seconds("connecttimeout") or usual
+    return min(wanted, LONGEST_TIMEOUT)
 
 
 def _left(deadline: float | None) -> float | None:

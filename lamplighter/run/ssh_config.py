@@ -37,6 +37,8 @@ _MANY_TOKENS = "CdhikLlnpru"
 _NAMES_OF_FILES = frozenset({"identityfile", "certificatefile", "identityagent", "userknownhostsfile"})
 _TOKENS = {"hostname": "h", "proxycommand": "hnpr", "proxyjump": "hnpr", **dict.fromkeys(_NAMES_OF_FILES, _MANY_TOKENS)}
 
+#: What OpenSSH keeps numbers in: an int of C.
+_LARGEST = 2**31 - 1
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -78,10 +80,17 @@ class Settings:
         text = self.get(keyword, "none").lower()
         if text == "none":
             return None
-        parts = re.findall(r"(\d+)([smhdw]?)", text)
-        if "".join(number + unit for number, unit in parts) != text:
+        parts = re.findall(r"([0-9]+)([smhdw]?)", text)
+        counts = [(_whole(number), _UNITS[unit]) for number, unit in parts]
+        seconds = sum(count * unit for count, unit in counts if count is not None)
+        if (
+            not counts
+            or "".join(number + unit for number, unit in parts) != text
+            or any(count is None for count, _ in counts)
+            or seconds > _LARGEST
+        ):
             raise _senseless(f"{text!r} is no time", self.origins.get(keyword))
-        return float(sum(int(number) * _UNITS[unit] for number, unit in parts))
+        return float(seconds)
 
 
 @dataclass(frozen=True)
@@ -260,6 +269,8 @@ class _Reading:
             raise _senseless(f"{keyword} takes one word: {line.rest}", line.origin)
         if keyword == "port":
             words = [_port(words[0], line.origin)]
+        elif keyword == "canonicalizemaxdots" and _whole(words[0]) is None:
+            raise _senseless(f"{words[0]!r} is no number of dots", line.origin)
         told = [(word, line.origin) for word in words]
         if keyword not in _GROWING:
             self.found.setdefault(keyword, told)
@@ -375,9 +386,18 @@ def _at_home(name: str, origin: str) -> str:
 
 
 def _port(text: str, origin: str) -> str:
-    with contextlib.suppress(OSError):
-        return text if text.isdecimal() and 0 < int(text) < 65536 else str(socket.getservbyname(text, "tcp"))
-    raise _senseless(f"{text!r} is no port", origin)
+    number = _whole(text)
+    with contextlib.suppress(OSError, ValueError):
+        number = socket.getservbyname(text, "tcp") if number is None else number
+    if number is None or not 0 < number < 65536:
+        raise _senseless(f"{text!r} is no port", origin)
+    return str(number)
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that ``text`` is; None for anything else, and for one that is too large for OpenSSH."""
+    found = re.fullmatch(r"\+?0*([0-9]{1,10})", text)
+    return int(found[1]) if found and int(found[1]) <= _LARGEST else None
 
 
 def _succeeds(command: str) -> bool:

@@ -28,6 +28,7 @@ PROJECT = Path(__file__).parents[2]
         ("gpu1", Place("gpu1")),
         ("ada@gpu1", Place("gpu1", "ada")),
         ("ada@gpu1:2222", Place("gpu1", "ada", 2222)),
+        ("ada@gpu1:0022", Place("gpu1", "ada", 22)),
         ("ssh://ada@gpu1:2222/", Place("gpu1", "ada", 2222)),
         ("ada@corp@gpu1", Place("gpu1", "ada@corp")),
         ("::1", Place("::1")),
@@ -40,7 +41,9 @@ def test_places(text: str, place: Place) -> None:
     assert parse_place(text) == place
 
 
-@pytest.mark.parametrize("text", ["gpu1:ssh", "gpu1:0", "[::1]:99999"])
+@pytest.mark.parametrize(
+    "text", ["gpu1:ssh", "gpu1:0", "[::1]:99999", "gpu1:٢٢", pytest.param("gpu1:" + "9" * 5000, id="huge")]
+)
 def test_a_place_without_a_usable_port(text: str) -> None:
     with pytest.raises(UsageError, match="no usable port"):
         parse_place(text)

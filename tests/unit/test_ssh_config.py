@@ -166,6 +166,8 @@ def test_blocks_are_read_again_for_the_name_where_a_final_one_asks_for_it(direct
         ("Port 2222 # odd\n", "port", ["2222"]),
         ("Port=2222\n", "port", ["2222"]),
         ("Port = 2222\nPort 1\n", "port", ["2222"]),
+        ("Port 0022\n", "port", ["22"]),
+        ("Port ssh\n", "port", ["22"]),
         ("User bob # me\n", "user", ["bob"]),
         ('User "bob"\n', "user", ["bob"]),
         ("User bo#b\n", "user", ["bo#b"]),
@@ -207,7 +209,10 @@ def test_the_name_that_was_asked_for_keeps_its_case_where_ssh_shows_it(directory
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("1m30s", 90), ("2H", 7200), ("none", None)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7), ("1m30s", 90), ("2H", 7200), ("1s1", 2), ("07", 7), ("2147483647", 2**31 - 1), ("none", None)],
+)
 def test_times(directory: Path, text: str, seconds: float | None) -> None:
     assert settings(directory, f"ConnectTimeout {text}\n").seconds("connecttimeout") == seconds
 
@@ -312,6 +317,21 @@ def test_a_config_that_makes_no_sense_is_a_usage_error(directory: Path, text: st
         route(directory, text, ConnectionSpec(host="gpu1"))
 
 
+@pytest.mark.parametrize("keyword", ["Port", "ConnectTimeout", "CanonicalizeMaxDots"])
+@pytest.mark.parametrize(
+    "value",
+    ["abc", "-1", "3.5", "0x10", "''", "99999999999", "2147483648", pytest.param("9" * 5000, id="huge"), "²", "٣"],
+)
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+def test_a_number_that_ssh_refuses_is_a_usage_error_with_its_line(directory: Path, keyword: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        route(directory, f"User me\n{keyword} {value}\n", ConnectionSpec(host="gpu1"))
+
+    assert caught.value.origin == f"{directory}/config:2"
+    words = ["ssh", "-G", "-F", str(directory / "config"), "x"]
+    assert subprocess.run(words, capture_output=True, check=False).returncode != 0
+
+
 @pytest.mark.parametrize("text", ["ConnectTimeout none\n", "ForwardAgent /run/agent\n", "AddressFamily inet\n"])
 def test_words_that_fabric_stumbles_over(directory: Path, text: str) -> None:
     assert route(directory, text, ConnectionSpec(host="gpu1", user="me")) == ["me@gpu1"]
@@ -323,7 +343,9 @@ def test_no_known_hosts_file_at_all(directory: Path) -> None:
     ) == ["me@gpu1"]
 
 
-@pytest.mark.parametrize(("inventory", "config", "seconds"), [(10, "3", 3), (5, "3", 5), (10, "none", 10)])
+@pytest.mark.parametrize(
+    ("inventory", "config", "seconds"), [(10, "3", 3), (5, "3", 5), (10, "none", 10), (10, "2147483647", 86400)]
+)
 def test_connect_timeout(directory: Path, inventory: float, config: str, seconds: float) -> None:
     (directory / "config").write_text(f"ConnectTimeout {config}\n")
     spec = ConnectionSpec(host="gpu1", connect_timeout=inventory)
