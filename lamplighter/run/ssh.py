@@ -11,7 +11,6 @@ Touches nothing on the node. Writes known_hosts on this machine only where the i
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import re
 import shlex
@@ -35,7 +34,7 @@ from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.known_hosts import DEFAULT_PORT
 from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import Settings, SshConfig, read_lines
+from lamplighter.run.ssh_config import Settings, SshConfig, local_home, local_user, read_lines
 from lamplighter.run.wire import last_line
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Node:
     ) -> None:
         self.name = name
         self.spec = spec
-        self._user_ssh = Path.home() / ".ssh" if user_ssh is None else user_ssh
+        self._user_ssh = local_home() / ".ssh" if user_ssh is None else user_ssh
         self._system_ssh = system_ssh
         self._hops: list[Hop] = []
         self._knows_sudo = False
@@ -474,7 +473,7 @@ class _Stop:
 
 def _look_up(config: SshConfig, asked: Place) -> _Stop:
     settings = replace(config, user=asked.user, port=asked.port).lookup(asked.host)
-    user, port = settings.get("user") or getpass.getuser(), int(settings.get("port") or DEFAULT_PORT)
+    user, port = settings.get("user") or local_user(), int(settings.get("port") or DEFAULT_PORT)
     return _Stop(Place(settings.get("hostname"), user, port), settings)
 
 

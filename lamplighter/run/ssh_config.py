@@ -12,6 +12,7 @@ import getpass
 import glob
 import hashlib
 import os
+import pwd
 import re
 import socket
 import subprocess
@@ -175,13 +176,42 @@ def split_words(text: str, origin: str) -> list[str]:
     return words if word is None else [*words, word]
 
 
+def local_user() -> str:
+    """Who runs this, by the uid as with ssh: `su` leaves USER as it was. Raises UsageError for a uid without a name.
+
+    In a container a uid may have no name at all; USER will do there, which ssh itself does not take.
+    """
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        with contextlib.suppress(KeyError, OSError):  # the second since Python 3.13
+            return getpass.getuser()
+    raise _nobody("USER")
+
+
+def local_home() -> Path:
+    """The home directory of who runs this. Raises UsageError where there is none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise _nobody("HOME") from None
+
+
+def _nobody(variable: str) -> UsageError:
+    return UsageError(
+        f"no user exists for uid {os.getuid()} on this machine",
+        why=f"it has no passwd entry, and {variable} is not set",
+        next_step="run lamplighter as a user of this machine, or set USER and HOME",
+    )
+
+
 class _Reading:
     """One host's way through the files: what it has met so far."""
 
     def __init__(self, host: str, config: SshConfig) -> None:
         self._host = host
         self._config = config
-        self._local_user = getpass.getuser()
+        self._local_user = local_user()
         self._is_canonical = self._is_final = False
         self.wants_final = False
         self.found: dict[str, list[tuple[str, str]]] = {}
@@ -329,7 +359,7 @@ class _Reading:
         name, port, user = self.name(), self._first("port", "22"), self._first("user", self._local_user)
         values: dict[str, Callable[[], str]] = {
             "C": lambda: hashlib.sha1(f"{here}{name}{port}{user}".encode(), usedforsecurity=False).hexdigest(),
-            "d": lambda: str(Path("~").expanduser()),
+            "d": lambda: str(local_home()),
             "h": lambda: name,
             "i": lambda: str(os.getuid()),
             "k": lambda: self._first("hostkeyalias").lower() or self._host,

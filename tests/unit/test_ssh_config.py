@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -235,11 +236,38 @@ def test_ssh_itself_reads_the_same(pieces: list[str], host: str) -> None:
     for line in shown.stdout.splitlines():
         keyword, _, value = line.partition(" ")
         theirs.setdefault(keyword, []).append(value)
-    for keyword, usual in (("hostname", ""), ("user", getpass.getuser()), ("port", "22"), ("proxyjump", "none")):
+    me = pwd.getpwuid(os.getuid()).pw_name
+    for keyword, usual in (("hostname", ""), ("user", me), ("port", "22"), ("proxyjump", "none")):
         assert [ours.get(keyword, usual)] == theirs.get(keyword, ["none"]), text
     assert ours.get("proxycommand", "none") == theirs.get("proxycommand", ["none"])[0], text
     for keyword in ("certificatefile",):
         assert list(ours.all(keyword) or ()) == theirs.get(keyword, []), text
+
+
+def test_who_runs_this_is_told_by_the_uid(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER"):
+        monkeypatch.setenv(variable, "left-by-su")
+
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert lookup(directory, "IdentityFile k_%u_%r\n")["identityfile"] == f"k_{me}_{me}"
+    assert route(directory, "", ConnectionSpec(host="gpu1")) == [f"{me}@gpu1"]
+
+
+def test_a_uid_without_a_name_is_a_usage_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+    with pytest.raises(UsageError, match="no user exists for uid 54321"):
+        Node("gpu1", ConnectionSpec(host="gpu1"))
+    monkeypatch.setenv("HOME", str(directory))
+    with pytest.raises(UsageError, match="no user exists for uid 54321"):
+        route(directory, "", ConnectionSpec(host="gpu1"))
+    monkeypatch.setenv("USER", "me")
+    assert route(directory, "", ConnectionSpec(host="gpu1")) == ["me@gpu1"]
+    monkeypatch.delenv("HOME")
+    with pytest.raises(UsageError, match="no user exists for uid 54321"):
+        lookup(directory, "IdentityFile %d/key\n")
 
 
 # -- the way to a node
