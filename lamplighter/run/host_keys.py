@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 
-from lamplighter.errors import UNTOUCHED, Unreachable
+from lamplighter.errors import UNTOUCHED, Unreachable, UsageError
 from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
 from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import label_of
+
+#: How a key revocation list begins, in binary.
+_KRL_MAGIC = b"SSHKRL\n\0"
 
 
 class HostKeyUnknown(Unreachable):
@@ -47,6 +53,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         self._names = host_names(self._host, self._port, self._alias)
         self._file = next((file for file in files if file != Path(os.devnull)), None)
         self._known = KnownHosts.read(files)
+        self._revoked = _revoked_keys(name, settings)
         self._hashes = settings.says_yes("hashknownhosts")
         self._checking = checking
         self._through_jump = through_jump
@@ -61,6 +68,9 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
         """Return to accept the key, raise to refuse it."""
         kind, blob = key.get_name(), key.asbytes()
+        revoked = [line for line in self._revoked if line.blob == blob]
+        if revoked:  # whatever the checking: ssh_config names these keys for no other reason
+            raise self._changed("revoked", revoked, kind, blob)
         if self._checking == "off":
             return
         verdict = self._known.judge(self._names, kind, blob)
@@ -137,6 +147,44 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             return f"echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
         port = "" if self._port == 22 else f"-p {self._port} "
         return f"ssh-keyscan {port}{shlex.quote(self._host)} >> {file}"
+
+
+def _revoked_keys(name: str, settings: Settings) -> tuple[KnownKey, ...]:
+    """The keys in the file that RevokedHostKeys names. Raises UsageError for one that cannot be read to its end.
+
+    facts: ssh accepts no key at all then, whatever StrictHostKeyChecking says.
+    """
+    said = settings.get("revokedhostkeys", "none")
+    if said.lower() == "none":
+        return ()
+    file = Path(said)
+    try:
+        content = file.read_bytes()
+        if content.startswith(_KRL_MAGIC):
+            raise ValueError("it is a key revocation list, and KRL files cannot be read here")
+        return tuple(_revoked_lines(content.decode(errors="replace"), file))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{name}: the revoked host keys in {file} cannot be read, so no host key can be accepted",
+            why=(error.strerror if isinstance(error, OSError) else None) or str(error),
+            origin=settings.origins.get("revokedhostkeys"),
+            next_step="RevokedHostKeys takes a text file with one public key a line",
+        ) from error
+
+
+def _revoked_lines(text: str, file: Path) -> Iterator[KnownKey]:
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            identity = serialization.load_ssh_public_identity(" ".join(words).encode())
+        except (ValueError, UnsupportedAlgorithm):
+            raise ValueError(f"line {number} is no public key") from None
+        key = identity.public_key() if isinstance(identity, serialization.SSHCertificate) else identity
+        known = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        kind, blob = known.split()[:2]
+        yield KnownKey(file, number, "@revoked", "*", kind.decode(), base64.b64decode(blob))
 
 
 def _own_fingerprint(kind: str) -> str:

@@ -28,14 +28,16 @@ MAX_DEPTH = 16
 #: Keywords with one word, with several, and with the rest of the line as it is written.
 _ONE_WORD = frozenset({
     "hostname", "user", "port", "identitiesonly", "identityagent", "hostkeyalias", "hashknownhosts", "addressfamily",
-    "connecttimeout", "canonicalizehostname", "canonicalizemaxdots", "canonicalizefallbacklocal",
+    "connecttimeout", "canonicalizehostname", "canonicalizemaxdots", "canonicalizefallbacklocal", "revokedhostkeys",
 })  # fmt: skip
 _GROWING = frozenset({"identityfile", "certificatefile"})  # every line counts, not the first one alone
 _SEVERAL_WORDS = frozenset({"userknownhostsfile", "globalknownhostsfile", "canonicaldomains"})
 
 #: Tokens by keyword, as in ssh_config(5); those with ${VARIABLE} too are `_NAMES_OF_FILES`.
 _MANY_TOKENS = "CdhikLlnpru"
-_NAMES_OF_FILES = frozenset({"identityfile", "certificatefile", "identityagent", "userknownhostsfile"})
+_NAMES_OF_FILES = frozenset({
+    "identityfile", "certificatefile", "identityagent", "userknownhostsfile", "revokedhostkeys",
+})  # fmt: skip
 _TOKENS = {"hostname": "h", "proxycommand": "hnpr", "proxyjump": "hnpr", **dict.fromkeys(_NAMES_OF_FILES, _MANY_TOKENS)}
 
 #: What OpenSSH keeps numbers in: an int of C.

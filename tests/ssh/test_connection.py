@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable
+from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.run import hop, ssh, wire
@@ -349,6 +350,74 @@ def test_a_revoked_key_is_refused(desk: Desk, sshd: Sshd, spec: ConnectionSpec) 
         desk.node(spec).open()
 
     assert f"{desk.known_hosts}:2" in caught.value.why
+
+
+@pytest.mark.parametrize("checking", ["strict", "accept-new", "off"])
+def test_a_key_that_ssh_config_revokes_is_refused(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, checking: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    revoked = desk.user_ssh / "revoked"
+    desk.config.write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
+    wish = replace(spec, host_key_checking=checking)
+    revoked.write_text(f"# ours\n\n{public(jump.host_keys['ed25519'])} jump\n")
+    with desk.node(wish) as node:
+        assert node.is_alive
+    assert ssh_says(desk, spec) == 0
+
+    revoked.write_text(f"{revoked.read_text()}\t{public(sshd.host_keys['ed25519'])} gpu1\r\n")
+    with pytest.raises(HostKeyChanged, match="is revoked") as caught:
+        desk.node(wish).open()
+
+    assert f"{revoked}:4" in caught.value.why
+    assert caught.value.fingerprint == key_fingerprint(sshd, "ed25519")
+    assert ssh_says(desk, spec) == 255
+
+
+def test_revoked_keys_count_at_the_jump_host_and_as_certificates(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, through: Callable[..., None], tmp_path: Path
+) -> None:
+    through()
+    desk.known_hosts.write_text(sshd.known_line() + jump.known_line())
+    shutil.copy(f"{jump.host_keys['ed25519']}.pub", tmp_path / "host.pub")
+    certificate = sign(make_key(tmp_path / "authority"), tmp_path / "host", "jump", "-h")
+    desk.config.write_text(f"{desk.config.read_text()}Host *\n  RevokedHostKeys {certificate}\n")
+
+    with pytest.raises(HostKeyChanged, match=f"host key of {jump.host}:{jump.port} is revoked"):
+        desk.node(spec).open()
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("missing", "No such file"),
+        ("a directory", "Is a directory"),
+        ("a KRL", "KRL files cannot be read"),
+        ("junk", "line 2 is no public key"),
+        ("a torn line", "line 2 is no public key"),
+        ("known_hosts", "line 2 is no public key"),
+    ],
+)
+def test_revoked_keys_that_cannot_be_read_leave_no_key_acceptable(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, made: str, told: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    revoked, other = desk.user_ssh / "revoked", public(jump.host_keys["ed25519"])
+    desk.config.write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
+    lines = {"junk": "junk", "a torn line": other[:-8], "known_hosts": jump.known_line()}
+    if made in lines:
+        revoked.write_text(f"{other}\n{lines[made]}\n")
+    elif made == "a directory":
+        revoked.mkdir()
+    elif made == "a KRL":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), f"{jump.host_keys['ed25519']}.pub"], check=True)
+
+    with pytest.raises(UsageError, match="no host key can be accepted") as caught:
+        desk.node(replace(spec, host_key_checking="off")).open()
+
+    assert told in caught.value.why
+    assert caught.value.origin == f"{desk.config}:2"
+    assert ssh_says(desk, spec) == (0 if made == "a KRL" else 255)
 
 
 # -- keys of the user
@@ -863,6 +932,14 @@ def test_a_login_that_is_given_up_at_the_jump_host_dials_nothing_further(
 def key_fingerprint(server: Sshd, kind: str) -> str:
     (key,) = parse_known_hosts(server.known_line(kind), Path("-"))
     return fingerprint(key.blob)
+
+
+def ssh_says(desk: Desk, spec: ConnectionSpec) -> int:
+    """The exit status of ssh itself, with this desk's ssh_config and known_hosts: 255 where it does not log in."""
+    known = ("-o", f"UserKnownHostsFile={desk.known_hosts}", "-o", "GlobalKnownHostsFile=none")
+    words = ["ssh", "-F", str(desk.config), *known, "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+    words += ["-i", str(spec.key_file), "-p", str(spec.port), f"{spec.user}@{spec.host}", "true"]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 def give_up_a_login(node: Node, monkeypatch: pytest.MonkeyPatch, made: str) -> None:

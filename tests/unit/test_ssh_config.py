@@ -181,6 +181,7 @@ def test_blocks_are_read_again_for_the_name_where_a_final_one_asks_for_it(direct
         ("CertificateFile ~/%r@%h:%p\nUser bob\nHostName y\n", "certificatefile", ["{home}/bob@y:22"]),
         ("UserKnownHostsFile ~/k_%k 'a b' # c\n", "userknownhostsfile", ["{home}/k_gpu1", "a b"]),
         ("HostKeyAlias Rack7\nUserKnownHostsFile k_%k\n", "userknownhostsfile", ["k_rack7"]),
+        ("RevokedHostKeys '~/r %h' # c\n", "revokedhostkeys", ["{home}/r gpu1"]),
         ("HostName %h.%%x\n", "hostname", ["gpu1.%x"]),
         ("HostName GPU1.Lab\nProxyCommand nc %h %n\n", "proxycommand", ["nc gpu1.lab gpu1"]),
         ("HostName FE80::A\nProxyCommand nc %h\n", "proxycommand", ["nc FE80::A"]),
@@ -360,7 +361,9 @@ def test_a_number_that_ssh_refuses_is_a_usage_error_with_its_line(directory: Pat
     assert subprocess.run(words, capture_output=True, check=False).returncode != 0
 
 
-@pytest.mark.parametrize("text", ["ConnectTimeout none\n", "ForwardAgent /run/agent\n", "AddressFamily inet\n"])
+@pytest.mark.parametrize(
+    "text", ["ConnectTimeout none\n", "ForwardAgent /run/agent\n", "AddressFamily inet\n", "RevokedHostKeys none\n"]
+)
 def test_words_that_fabric_stumbles_over(directory: Path, text: str) -> None:
     assert route(directory, text, ConnectionSpec(host="gpu1", user="me")) == ["me@gpu1"]
 
