@@ -45,11 +45,12 @@ class Login:
         usual = [user_ssh / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
         self._defaults = [] if wanted or said else [file for file in usual if file.exists()]
         self._tried: list[str] = []
+        self._accepted: list[str] = []  # each was right, and not enough
         self._unusable: list[str] = []
         self._encrypted: list[Path] = []
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Log in, or raise LoginFailed with everything that was tried."""
+        """Log in, with as many keys as the node wants, or raise LoginFailed with everything that was tried."""
         allowed: Sequence[str] = ()
         agent = self._open_agent()
         try:
@@ -69,10 +70,12 @@ class Login:
                 if not more:
                     return
                 allowed = more
-                self._unusable.append(f"{told} was accepted, but the node wants {' and '.join(more)} as well")
-                break
+                self._accepted.append(told)
+                if "publickey" not in more:
+                    break
             else:
-                allowed = self._ask_without_key(transport)
+                if not self._accepted:
+                    allowed = self._ask_without_key(transport)
                 if transport.is_authenticated():
                     return
         finally:
@@ -151,9 +154,14 @@ class Login:
 
     def _failed(self, transport: paramiko.Transport, allowed: Sequence[str]) -> LoginFailed:
         said = transport.words[-1] if isinstance(transport, Transport) and transport.words else ""
-        why = f"tried {'; '.join(self._tried)}" if self._tried else "there was no key to try"
-        for unusable in self._unusable:
-            why += f"; {unusable}"
+        words = [f"tried {'; '.join(self._tried)}"] if self._tried else []
+        wants_more_keys = bool(self._accepted) and "publickey" in allowed
+        if self._accepted:
+            told = f"{' and '.join(self._accepted)} {'was' if len(self._accepted) == 1 else 'were'} accepted"
+            none_left = ", and there is none left to try" if transport.is_active() else ""
+            wish = f"one key more{none_left}" if wants_more_keys else f"{' and '.join(allowed)} as well"
+            words.append(f"{told}, but the node wants {wish}")
+        why = "; ".join([*(words or ["there was no key to try"]), *self._unusable])
         if not self._agent_address:
             why += "; no ssh-agent"
         if allowed:
@@ -165,8 +173,19 @@ class Login:
                 "the node listens to a few keys only (MaxAuthTries): name the right one with "
                 "ansible_ssh_private_key_file, or with IdentityFile and IdentitiesOnly yes in ssh_config"
             )
+        elif self._accepted and not wants_more_keys:
+            advice = (
+                f"lamplighter logs in with keys alone: let AuthenticationMethods in the node's sshd_config be content "
+                f"with publickey for {self._user}"
+            )
         elif self._encrypted:
             advice = f"load the key: ssh-add {shlex.quote(str(self._encrypted[0]))}"
+        elif wants_more_keys:
+            advice = (
+                f"the node wants several keys (AuthenticationMethods in its sshd_config): each must be in "
+                f"~{self._user}/.ssh/authorized_keys there, and be named by IdentityFile in ssh_config or held by the "
+                "ssh-agent here"
+            )
         elif self._tried:
             advice = f"put one of these keys into ~{self._user}/.ssh/authorized_keys on the node, or set ansible_user"
         else:

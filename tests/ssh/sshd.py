@@ -70,8 +70,8 @@ class Sshd:
         self.user = getpass.getuser()
         self.log = directory / "sshd.log"
         self.host_keys = {kind: make_key(directory / f"host_{kind}", kind) for kind in kinds}
-        (directory / "authorized_keys").write_text(public(client_key) + "\n")
         self._directory = directory
+        self.authorize(client_key)
         self._extra = extra
         if os.geteuid() == 0:  # its compiled-in place for privilege separation
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -84,6 +84,10 @@ class Sshd:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(60)
+
+    def authorize(self, *keys: Path) -> None:
+        """Let these keys in, and no others."""
+        (self._directory / "authorized_keys").write_text("".join(f"{public(key)}\n" for key in keys))
 
     def known_line(self, kind: str = "ed25519") -> str:
         return f"[{self.host}]:{self.port} {public(self.host_keys[kind])}\n"

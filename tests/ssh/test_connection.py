@@ -487,6 +487,67 @@ def test_a_key_file_that_is_a_directory_is_named(desk: Desk, sshd: Sshd, spec: C
 
 
 @pytest.fixture
+def wary(client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Sshd]]:
+    """Starts a node that is not content with one key: these are its AuthenticationMethods."""
+    servers: list[Sshd] = []
+
+    def start(methods: str) -> Sshd:
+        extra = f"HostbasedAuthentication yes\nAuthenticationMethods {methods}"
+        servers.append(Sshd(tmp_path_factory.mktemp("sshd") / "wary", client_key, extra=extra))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_a_node_that_wants_several_keys_gets_them(
+    desk: Desk, spec: ConnectionSpec, client_key: Path, wary: Callable[[str], Sshd]
+) -> None:
+    server = wary("publickey,publickey")
+    desk.known_hosts.write_text(server.known_line())
+    wish = replace(spec, port=server.port)
+    stranger, second = make_key(desk.user_ssh / "stranger"), make_key(desk.user_ssh / "second")
+    server.authorize(client_key, second)
+    desk.config.write_text(f"IdentityFile {stranger}\nIdentityFile {second}\n")
+    with desk.node(wish) as node:
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
+    assert ssh_says(desk, wish) == 0
+
+    desk.config.write_text(f"IdentityFile {stranger}\n")
+    with pytest.raises(LoginFailed) as caught:
+        desk.node(wish).open()
+    assert "no key to try" not in caught.value.why
+    assert f"tried {stranger}" in caught.value.why
+    assert f"; {client_key}" in caught.value.why
+    assert "was accepted, but the node wants one key more, and there is none left to try" in caught.value.why
+    assert "each must be in" in caught.value.next_step
+    assert ssh_says(desk, wish) == 255
+
+    strangers = [make_key(desk.user_ssh / f"stranger{number}") for number in range(8)]  # MaxAuthTries is 6
+    desk.config.write_text("".join(f"IdentityFile {key}\n" for key in strangers))
+    with pytest.raises(LoginFailed, match="accepted, but the node wants one key more; ") as caught:
+        desk.node(wish).open()
+    assert "MaxAuthTries" in caught.value.next_step
+
+
+def test_a_node_that_wants_more_than_keys_is_told(
+    desk: Desk, spec: ConnectionSpec, client_key: Path, wary: Callable[[str], Sshd]
+) -> None:
+    server = wary("publickey,hostbased")
+    desk.known_hosts.write_text(server.known_line())
+    locked = make_key(desk.user_ssh / "locked", passphrase="sesame")
+    desk.config.write_text(f"IdentityFile {locked}\n")
+
+    with pytest.raises(LoginFailed) as caught:
+        desk.node(replace(spec, port=server.port)).open()
+
+    assert caught.value.why.startswith(str(client_key))
+    assert "was accepted, but the node wants hostbased as well" in caught.value.why
+    assert "logs in with keys alone" in caught.value.next_step
+
+
+@pytest.fixture
 def agent(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     # A short path: a socket's name holds 107 bytes.
     directory = Path(subprocess.run(["mktemp", "-d"], check=True, capture_output=True, text=True).stdout.strip())
