@@ -313,8 +313,7 @@ def up(c: Context, name: str = "demo") -> None:
 
     with command.guarded(command.settings_from(c)):
         end = node.ensure_up(name, PROJECT / ".lab")
-        options = f"-o UserKnownHostsFile='{end.known_hosts}' -i '{end.key_file}'"
-        print(f"{name} is up: ssh -p {end.port} {options} {end.user}@{end.host}")
+        print(f"{name} is up: {end.ssh_line}")
 
 
 @task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})

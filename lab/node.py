@@ -70,6 +70,16 @@ class Endpoint:
     known_hosts: Path
     python: Path
 
+    @property
+    def ssh_line(self) -> str:
+        """The shell's words for a login by hand, whatever the paths are made of."""
+        options = ["-p", str(self.port)]
+        for keyword, path in (("UserKnownHostsFile", self.known_hosts), ("IdentityFile", self.key_file)):
+            # ssh takes the value apart once more, and expands it
+            value = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+            options += ["-o", f'{keyword}="{value}"']
+        return shlex.join(["ssh", *options, f"{self.user}@{self.host}"])
+
 
 @dataclass(frozen=True)
 class Layout:

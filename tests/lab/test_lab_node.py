@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
@@ -69,6 +71,13 @@ def opened(client: paramiko.SSHClient, command: str) -> paramiko.Channel:
     return channel
 
 
+def ssh_says(endpoint: node.Endpoint) -> bytes:
+    """What ssh itself brings back by the line that we print, strict about the host key and without any ssh_config."""
+    strict = "ssh -F /dev/null -o BatchMode=yes -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "
+    line = endpoint.ssh_line.replace("ssh ", strict, 1) + " echo in"
+    return subprocess.run(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+
+
 def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
@@ -77,6 +86,16 @@ def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:
 
 
 # Commands.
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+def test_the_line_that_we_print_logs_in_whatever_the_paths_are_made_of(endpoint: node.Endpoint, tmp_path: Path) -> None:
+    odd = tmp_path / 'it\'s 100% "odd" \\ %h'
+    shutil.copytree(endpoint.key_file.parent, odd)
+
+    assert " " in str(endpoint.known_hosts)
+    assert ssh_says(endpoint) == b"in\n"
+    assert ssh_says(replace(endpoint, key_file=odd / "client_key", known_hosts=odd / "known_hosts")) == b"in\n"
 
 
 def test_a_command_starts_in_a_clean_environment(
