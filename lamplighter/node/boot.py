@@ -6,6 +6,7 @@ import sys
 if sys.version_info < (3, 9):
     sys.stdout.write("\n@@lamplighter %s python %s\n" % (NONCE, sys.version.split()[0]))  # noqa: F821
     sys.exit(3)
+import contextlib
 import hashlib
 import json
 import os
@@ -78,7 +79,6 @@ def digest_of(directory):
 
 
 def unpack(data, directory, digest):
-    import contextlib
     import fcntl
     import io
     import zipfile
@@ -115,7 +115,7 @@ root = choose_root(request.get("root"))
 make_private(root)
 home = os.path.join(root, "bin", request["runner"])
 make_private(os.path.dirname(home))
-if os.path.isdir(home):
+with contextlib.suppress(OSError):  # not there yet, or a disk that takes no writes: a verb that reads needs none
     os.utime(home)  # in use: those that nobody has used for long are removed
 if digest_of(home) == request["runner"]:
     say("have")

@@ -437,6 +437,13 @@ def test_a_read_only_root_is_refused(park: NodePark, tmp_path: Any, request: pyt
             done = ground.deploy()
             assert done.code == Exit.REFUSED, done
             assert "Read-only file system" in done.stdout
+            assert "Traceback" not in done.stdout + done.stderr
+            if stage == "before a later one":
+                assert "no run can keep its journal there" in done.stdout, done
+                for verb, says in {"status": "stopped", "releases": "good", "logs": "", "attach": "stopped"}.items():
+                    told = ground.run(verb)
+                    assert told.code == Exit.OK, told
+                    assert says in told.stdout, told
             assert ground.answer() == "none"
             ground.node.read_only(False)
             assert ground.deploy().code == Exit.OK
