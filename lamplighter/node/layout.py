@@ -19,6 +19,8 @@ import os
 import re
 from typing import Any, Iterator, Optional, Union
 
+from lamplighter.node.plan import Plan
+
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
@@ -135,8 +137,21 @@ class ReleaseDirectory:
         return os.path.exists(self.launch_script) and self.read_plan() is not None
 
     def read_plan(self) -> Optional[dict[str, Any]]:
-        """Return what it was made from: ``server`` and ``engine`` as requested, and ``adopted``; None if damaged."""
-        return read_json(self.plan, server=dict, engine=dict)
+        """Return what it was made from: ``server`` and ``engine`` as requested, and ``adopted``; None if damaged.
+
+        What is returned can be used: ``Plan.load`` takes its ``server``.
+        """
+        stored = read_json(self.plan, server=dict, engine=dict)
+        if stored is None or not isinstance(stored.get("adopted") or {}, dict):
+            return None
+        server, engine = stored["server"], stored["engine"]
+        if not isinstance(engine.get("name"), str) or not isinstance(server.get("secrets", []), list):
+            return None
+        try:
+            Plan.load(server)
+        except ValueError:
+            return None
+        return stored
 
     def read_verdict(self) -> Optional[dict[str, Any]]:
         """Return what became of it when it ran last: ``verdict`` good or bad, ``t``, ``run``, ``cause``."""
@@ -252,7 +267,7 @@ def read_json(path: str, **fields: Union[type, tuple[type, ...]]) -> Optional[di
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     is_whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in fields.items())
     return value if is_whole else None

@@ -197,6 +197,12 @@ def prove_live(
     return LiveProof(tuple(verdicts), tuple(differences), len(expected.values), message, use, advice)
 
 
+def not_proven(workers: Sequence[Process], reason: str) -> LiveProof:
+    """Return the proof of nothing: what the workers should carry is not known, for ``reason``."""
+    verdicts = [Worker(process.pid, process.title, INCONCLUSIVE, NOTHING, 0, reason) for process in workers]
+    return LiveProof(tuple(verdicts), (), 0, reason)
+
+
 # -------------------------------------------------------------------------------------------------- one worker
 
 

@@ -48,7 +48,16 @@ class Plan:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
-        """Read ``request["server"]``. Raises KeyError or ValueError on a request of another protocol."""
+        """Read ``request["server"]``. Raises ValueError on what is none: of another protocol, or damaged."""
+        try:
+            plan = cls._load(data)
+            plan._check()
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"no plan of a server: {type(error).__name__}: {error}") from error
+        return plan
+
+    @classmethod
+    def _load(cls, data: dict[str, Any]) -> Plan:
         timeouts = data["timeouts"]
         return cls(
             name=data["name"],
@@ -79,6 +88,17 @@ class Plan:
             nccl_proof=data.get("nccl_proof", False),
             tls=data.get("tls", "none"),
         )
+
+    def _check(self) -> None:
+        """Raise TypeError where a name, a word or a variable is of another type than everything else relies on."""
+        names = (self.name, self.engine, self.model, self.served_name, self.host, self.python, self.launcher)
+        choices = (self.stale_policy, self.gpus_unified, self.on_confirm_failure, self.scope, self.tls)
+        values = [entry[key] for entry in self.env.values() for key in ("value", "mode")]
+        words = [*names, *choices, *self.argv, *self.stale_kill, *self.allow, *values, self.engine_version or ""]
+        odd = [repr(word) for word in words if not isinstance(word, str)]
+        odd += [repr(gpu) for gpu in self.gpus if not isinstance(gpu, (str, int))]
+        if odd:
+            raise TypeError(f"{odd[0]} is no text")
 
     @property
     def exports(self) -> dict[str, str]:

@@ -73,12 +73,17 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         message = now.note or ("its process is gone" if record is not None else "nothing has been deployed here")
         return {"state": STOPPED, "message": message, "variables": 0, "workers": [], "differences": [], "nccl": ""}
     release = home.release(record["release"])
-    stored = release.read_plan() or {"server": {}, "engine": {}}
-    engine = stored["engine"]
-    plan = Plan.load(stored["server"])
+    stored = release.read_plan()
+    engine = stored["engine"] if stored is not None else {}
     members = launcher.members_of(record, now.main)
+    holders = liveproof.gpu_holders(record.get("gpus") or ())
+    workers = liveproof.workers_of(members, holders, engine, now.main.pid)
+    if stored is None:
+        reason = f"release {release.digest} is damaged or gone: what it gave to its server is not known"
+        return {**liveproof.not_proven(workers, reason).to_json(), "release": release.digest}
+    plan = Plan.load(stored["server"])
     proof = liveproof.prove_live(
-        liveproof.workers_of(members, liveproof.gpu_holders(record.get("gpus") or ()), engine, now.main.pid),
+        workers,
         liveproof.expected_of(release),
         record.get("records") or os.path.join(os.path.dirname(record["log"]), "envproof"),
         engine,

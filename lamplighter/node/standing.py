@@ -106,8 +106,8 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     release = home.release(record["release"])
     stored = release.read_plan()
     if stored is None:
-        return Drift(unknown=(f"release {release.name} is not on the node any more",))
-    written = read_json(os.path.join(release.path, "release.json"))
+        return Drift(unknown=(f"release {release.name} is damaged, or not on the node any more",))
+    written = _manifest(release)
     if written is not None and "files" not in written:
         return Drift(unknown=(f"release {release.name} was not made by lamplighter",))
     deployed = read_json(home.deployed) or {}
@@ -146,7 +146,8 @@ def since_deploy(home: ServerHome, found: Drift) -> List[Difference]:
 
     A variable that the server itself overwrites is so again after every deploy.
     """
-    known = [tuple(pair) for pair in (read_json(home.deployed) or {}).get("environment") or ()]
+    written = (read_json(home.deployed, environment=list) or {"environment": ()})["environment"]
+    known = [tuple(pair) for pair in written if isinstance(pair, list)]
     return [
         each for each in found.differences if each.kind != drift.ENVIRONMENT or (each.name, each.found) not in known
     ]
@@ -165,9 +166,20 @@ def _from_inventory(
     return found or [Difference(drift.INVENTORY, "release", wanted["digest"], release.digest)]
 
 
+def _manifest(release: ReleaseDirectory) -> Optional[Dict[str, Any]]:
+    """Return the release's ``release.json``; None where it is missing or damaged."""
+    written = read_json(os.path.join(release.path, "release.json"))
+    listed = (written or {}).get("files", {})
+    entries = listed.values() if isinstance(listed, dict) else (None,)
+    is_whole = all(
+        isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("mode"), str)
+        for entry in entries
+    )
+    return written if is_whole else None
+
+
 def _recorded_files(release: ReleaseDirectory) -> Dict[str, Any]:
-    record = read_json(os.path.join(release.path, "release.json")) or {}
-    return dict(record.get("files") or {})
+    return dict((_manifest(release) or {}).get("files") or {})
 
 
 def _in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) -> List[Difference]:
@@ -354,7 +366,7 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     release = home.release(record["release"])
     stored = release.read_plan()
     if stored is None:
-        return f"release {release.name} is not on the node any more: how to ask it is not known"
+        return f"release {release.name} is damaged, or not on the node any more: how to ask it is not known"
     plan, engine = Plan.load(stored["server"]), stored["engine"]
     members = members_of(record)
     port = probe.who_answers(plan, lambda: [member.pid for member in members])

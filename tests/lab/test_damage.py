@@ -50,6 +50,37 @@ def test_records_without_their_fields_hinder_no_verb(box: Box) -> None:
     assert {row["release"]: row["verdict"] for row in releases_of(box)} == {second: "good", first: "unproven"}
 
 
+PLANS = {
+    "empty": lambda plan: "",
+    "torn": lambda plan: plan[: len(plan) // 2],
+    "without a server": lambda plan: json.dumps({**json.loads(plan), "server": {}}),
+    "without an engine": lambda plan: json.dumps({**json.loads(plan), "engine": {}}),
+}
+
+
+def test_a_damaged_plan_hinders_no_verb(box: Box) -> None:
+    """Of the release that serves; the last two are valid JSON."""
+    box.deploy()
+    plan = box.state / "current" / "plan.json"
+    whole = plan.read_text()
+    release = os.readlink(box.state / "current").partition("/")[2]
+    for name, damage in PLANS.items():
+        plan.write_text(damage(whole))
+        status = status_of(box)
+        assert (status["state"], f"release {release} is damaged" in status["message"]) == ("unknown", True), name
+        env = box.run("env", "--json")
+        assert env.code == Exit.OK, (name, env)
+        found = json.loads(env.stdout)["env"]["hosts"]["box"]["servers"]["demo"]
+        assert (found["state"], len(found["workers"]) > 1) == ("inconclusive", True), name
+        verified = box.run("verify", "-k", "variables or sitecustomize")
+        assert verified.code == Exit.OK, (name, verified)
+        assert "is damaged or gone: what it gave to its server is not known" in verified.stdout + verified.stderr, name
+    again = box.deploy()
+    assert again.code == Exit.OK, again
+    assert plan.read_text() == whole
+    assert box.serves()
+
+
 def remove_script(current: Path) -> None:
     (current / "launch.sh").unlink()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.stages import releases
+from tests.node.test_standing import plan_of
 
+PLAN: dict[str, Any] = {"server": plan_of("sglang", 1), "engine": {"name": "sglang"}}
 GOOD = {"oldest": 1.0, "older": 2.0, "newest": 3.0}
 
 
@@ -21,7 +24,7 @@ def home(tmp_path: Path) -> ServerHome:
         directory = tmp_path / "releases" / name
         directory.mkdir(parents=True)
         (directory / "launch.sh").touch()
-        (directory / "plan.json").write_text('{"server": {}, "engine": {}}')
+        (directory / "plan.json").write_text(json.dumps(PLAN))
         if name in GOOD:
             (directory / "verdict.json").write_text(json.dumps({"verdict": "good", "t": GOOD[name]}))
     (tmp_path / "current").symlink_to("releases/newest")
@@ -54,6 +57,41 @@ def test_a_damaged_release_is_none(home: ServerHome, damage: str) -> None:
     Path(home.current, damage).unlink()
     assert home.current_release() is None
     assert [release.digest for release in releases.good_releases(home)] == ["older", "oldest"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            {name: None}
+            for name in ("name", "port", "gpus", "argv", "env", "stale", "allow", "timeouts", "sitecustomize")
+        ),
+        {"timeouts": []},
+        {"timeouts": {"stop": 1, "free": 1, "ready": 1, "stall": []}},
+        {"env": {"NCCL_PROTO": "LL"}},
+        {"env": {"NCCL_PROTO": {"value": 1, "mode": "force"}}},
+        {"argv": [1]},
+        {"gpus": [None]},
+        {"port": 1e999},
+        {"secrets": 1},
+    ],
+)
+def test_a_plan_that_cannot_be_used_counts_as_missing(home: ServerHome, given: dict[str, Any]) -> None:
+    plan = {**PLAN["server"], **given}
+    Path(home.current, "plan.json").write_text(json.dumps({**PLAN, "server": plan}))
+    assert home.release("newest").read_plan() is None
+    for name in given:
+        plan.pop(name)
+    Path(home.current, "plan.json").write_text(json.dumps({**PLAN, "server": plan}))
+    assert (home.current_release() is None) == (given != {"secrets": 1})
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, json.dumps({**PLAN, "engine": {}}), json.dumps({**PLAN, "adopted": 1})]
+)
+def test_other_damage_to_a_plan(home: ServerHome, text: str) -> None:
+    Path(home.current, "plan.json").write_text(text)
+    assert home.current_release() is None
 
 
 def test_a_record_counts_only_with_its_fields(tmp_path: Path) -> None:

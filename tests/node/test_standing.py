@@ -80,20 +80,26 @@ def server() -> Iterator[Server]:
     made.server_close()
 
 
+def plan_of(engine: str, port: int) -> dict[str, Any]:
+    """What a release's plan says of its server."""
+    return {
+        "name": "x", "engine": engine, "engine_version": None, "model": "tiny", "served_name": "tiny",
+        "host": "127.0.0.1", "port": port, "gpus": [], "python": "python3", "argv": [], "env": {},
+        "launcher": "detached", "stale": {"policy": "engine", "kill": []}, "allow": [], "keep_releases": 5,
+        "timeouts": {"stop": 5, "free": 5, "ready": 60}, "gpus_unified": "refuse", "sitecustomize": {"scope": "server"},
+    }  # fmt: skip
+
+
 def deployed(directory: Path, server: Server, engine: str) -> ServerHome:
     """Written down as one that became ready, with this very process as its main process."""
     home = ServerHome(str(directory))
     release = home.release("a" * 12)
     me = processes.read_process(os.getpid())
     assert me is not None
-    plan: dict[str, Any] = {
-        "name": "x", "engine": engine, "engine_version": None, "model": "tiny", "served_name": "tiny",
-        "host": "127.0.0.1", "port": server.server_port, "gpus": [], "python": "python3", "argv": [], "env": {},
-        "launcher": "detached", "stale": {"policy": "engine", "kill": []}, "allow": [], "keep_releases": 5,
-        "timeouts": {"stop": 5, "free": 5, "ready": 60}, "gpus_unified": "refuse", "sitecustomize": {"scope": "server"},
-    }  # fmt: skip
     os.makedirs(release.path)
-    Path(release.plan).write_text(json.dumps({"server": plan, "engine": ENGINES[engine]}))
+    Path(release.plan).write_text(
+        json.dumps({"server": plan_of(engine, server.server_port), "engine": ENGINES[engine]})
+    )
     record = {
         "boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start, "release": release.digest, "ready": True,
         "host": "127.0.0.1", "port": server.server_port, "run": "r", "attempt": "new", "log": "",
@@ -135,3 +141,13 @@ def test_a_process_of_it_that_is_stopped_is_named(tmp_path: Path, server: Server
     found = standing.trouble_of(home, SECONDS)
     assert found is not None
     assert f"stopped by a signal or a debugger: sleep (pid {child.pid})" in found
+
+
+@pytest.mark.parametrize("damage", ['{"files": 5}', '{"files": {"launch.sh": {}}}', '{"files": {"launch.sh": 1}}'])
+def test_a_damaged_list_of_files_is_told_and_hinders_no_comparison(tmp_path: Path, server: Server, damage: str) -> None:
+    home = deployed(tmp_path, server, "vllm")
+    Path(home.release("a" * 12).path, "release.json").write_text(damage)
+    Path(home.deployed).write_text('{"environment": [1, ["A", "1"]]}')
+    found = standing.find_drift(home, None)
+    assert f"files of release {'a' * 12}: its release.json cannot be read" in found.unknown
+    assert standing.since_deploy(home, found) == list(found.differences)
