@@ -15,6 +15,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
+from lamplighter.node.act.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
 from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
 from lamplighter.node.plan import Plan
@@ -430,7 +431,8 @@ def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) 
     """Return the launches of this boot of which something may still live, and what our unit runs now.
 
     A launch claims nothing whose supervisor has seen its last descendant go, and none that was a unit: what is left of
-    that is in the unit's cgroup, and the numbers of its processes may be others' by now.
+    that is in the unit's cgroup, and the numbers of its processes may be others' by now. ``server.json`` knows the last
+    one too, where the launch's own record is damaged.
     """
     found = launcher.recorded_in_unit(home, table)
     for launch in home.launches():
@@ -442,7 +444,29 @@ def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) 
         launched = launcher.read_launched(launch)
         if launched is not None and launched.unit is None:
             found.append(ownership.Recorded(launched.main, launched.supervisor, record.get("cgroup")))
-    return found
+    last = _last_launch(home)
+    return found if last is None or any(last.main == each.main for each in found) else [*found, last]
+
+
+def living_members(home: ServerHome) -> list[processes.Process]:
+    """Return what lives of all that was launched for this server, as the node has recorded it. Walks through /proc."""
+    table = processes.processes()
+    found = {each.pid: each for record in recorded_launches(home, table) for each in ownership.members(record, table)}
+    return [found[pid] for pid in sorted(found)]
+
+
+def _last_launch(home: ServerHome) -> Optional[ownership.Recorded]:
+    """Return the launch of which ``server.json`` tells, while its main process or its supervisor lives.
+
+    None for a server that was adopted, which lamplighter did not launch, and for a unit.
+    """
+    record = launcher.read_record(home)
+    if record is None or record["attempt"] == "adopted" or record.get("unit"):
+        return None
+    main = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    supervisor = supervisor_in(record)
+    is_there = any(each is not None and processes.is_alive(each) for each in (main, supervisor))
+    return ownership.Recorded(main, supervisor) if is_there else None
 
 
 def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
@@ -455,7 +479,7 @@ def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
         return None
     if not ports.listeners(record["port"]):
         return None
-    return {**{name: record[name] for name in ("release", "port", "model", "since")}, "pid": main.pid}
+    return {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
 
 
 def is_answering(host: str, port: int) -> bool:

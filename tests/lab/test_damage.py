@@ -81,6 +81,20 @@ def test_a_damaged_plan_hinders_no_verb(box: Box) -> None:
     assert box.serves()
 
 
+@pytest.mark.parametrize("damage", ["{}", None])
+def test_a_server_is_ours_though_its_launch_record_is_damaged(box: Box, damage: str | None) -> None:
+    box.configure(stale={"policy": "ours"})  # by its looks it is not ours
+    run = box.deploy().server("box", "demo")["run"]
+    record = box.state / "runs" / run / "process.json"
+    record.unlink()
+    if damage is not None:
+        record.write_text(damage)
+    pid = status_of(box)["pid"]
+    again = box.deploy()
+    assert again.code == Exit.OK, again
+    assert status_of(box)["pid"] != pid
+
+
 def remove_script(current: Path) -> None:
     (current / "launch.sh").unlink()
 

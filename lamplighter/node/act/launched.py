@@ -97,7 +97,7 @@ def read_launched(launch: LaunchFiles) -> Optional[Launched]:
 
 def supervisor_in(record: dict[str, Any]) -> Optional[processes.Identity]:
     """Return the supervisor that a record (process.json, server.json) speaks of, None for a unit."""
-    if record.get("supervisor_pid") is None:
+    if not all(isinstance(record.get(name), int) for name in ("supervisor_pid", "supervisor_start")):
         return None
     return processes.Identity(record["boot_id"], record["supervisor_pid"], record["supervisor_start"])
 
