@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 from lamplighter.node.act import interpreter, launcher, lock, systemd
 from lamplighter.node.events import Exit
-from lamplighter.node.preflight import what_serves
+from lamplighter.node.preflight import living_members, what_serves
 from lamplighter.node.stages import locks, swap
 from lamplighter.node.worker import Run, StageFailure
 
@@ -38,8 +38,11 @@ def take_away(run: Run) -> Optional[str]:
     """Remove the unit and give back the start-up files; refuse while the server runs, or is about to be restarted."""
     record = launcher.read_record(run.home)
     now = launcher.present(record) if record is not None else launcher.Present(None)
-    if now.main is not None or now.is_restarting:
-        who = f"its process {now.main.pid} runs" if now.main is not None else now.note
+    main = now.main
+    if record is None:  # its file and more is lost: whatever lives of what was launched
+        main = next((process.identity for process in living_members(run.home)), None)
+    if main is not None or now.is_restarting:
+        who = f"its process {main.pid} runs" if main is not None else now.note
         raise StageFailure(
             Exit.REFUSED,
             f"{run.plan.name} is still there: {who}",

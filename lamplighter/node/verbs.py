@@ -86,10 +86,16 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
 def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
     record = launcher.read_record(home)
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
-    if record is None and os.path.exists(home.record):
-        repair = events.invocation("deploy", host, home.name)
-        found.update({"state": "unknown", "message": f"{home.record} is damaged; `{repair}` writes it anew"})
-    if record is not None:
+    found["run"] = _run_at_work(home)
+    lost = _lost_record(home, host) if found["run"] is None else ""
+    if record is None:
+        living = preflight.living_members(home)
+        if living:
+            pids = ", ".join(str(process.pid) for process in living)
+            found.update({"state": "unknown", "message": _joined(f"pid {pids} runs, launched by lamplighter", lost)})
+        elif os.path.lexists(home.record):
+            found.update({"state": "unknown", "message": lost})
+    else:
         found.update({name: record.get(name) for name in ("release", "pid", "port", "model", "since")})
         now = launcher.present(record)
         found["unit"], found["restarts"] = record.get("unit"), now.restarts
@@ -108,10 +114,18 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
             found["message"] = _joined(now.note, f"port {record['port']} accepts and does not answer")
         else:
             found["state"], found["message"] = "serving", now.note
-    found["run"] = _run_at_work(home)
+        found["message"] = _joined(found["message"], lost)
     last = home.all_runs()[-1:]
     found["last_run"] = _last_run(last[0]) if last else None
     return found
+
+
+def _lost_record(home: ServerHome, host: str) -> str:
+    """Say that ``server.json`` is missing or damaged, and what mends that; "" where it is as it should be."""
+    if not launcher.is_record_lost(home):
+        return ""
+    what = "damaged" if os.path.lexists(home.record) else "missing"
+    return f"{home.record} is {what}; `{events.invocation('deploy', host, home.name)}` writes it anew"
 
 
 def _asked(found: dict[str, Any], home: ServerHome) -> dict[str, Any]:

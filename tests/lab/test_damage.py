@@ -38,7 +38,7 @@ def test_records_without_their_fields_hinder_no_verb(box: Box) -> None:
     (runs[0] / "events.jsonl").write_text('{"event": "progress", "seq": "7"}\n[1]\n{"event": 3, "seq": 8}\n')
     (runs[0] / "envproof" / ".tmp-1").touch()
     status = status_of(box)
-    assert (status["state"], "is damaged" in status["message"]) == ("unknown", True)
+    assert (status["state"], "server.json is damaged" in status["message"]) == ("serving", True)
     for verb in ("releases", "env", "check"):
         assert "Traceback" not in box.run(verb).stderr, verb
     assert box.run("attach", "--run", runs[0].name).code == Exit.INTERNAL  # killed, as far as it says
@@ -93,6 +93,41 @@ def test_a_server_is_ours_though_its_launch_record_is_damaged(box: Box, damage: 
     again = box.deploy()
     assert again.code == Exit.OK, again
     assert status_of(box)["pid"] != pid
+
+
+def test_a_server_whose_record_is_removed_is_told_and_undeploy_leaves_it(box: Box) -> None:
+    release = box.deploy().server("box", "demo")["release"]
+    before = status_of(box)
+    (box.state / "server.json").unlink()
+    status = status_of(box)
+    told = {"state", "pid", "release", "port", "model"}
+    assert {name: status[name] for name in told} == {name: before[name] for name in told}
+    assert "server.json is missing; `./inv deploy" in status["message"]
+    refused = box.run("undeploy", "--json")
+    assert refused.code == Exit.REFUSED, refused
+    assert f"demo is still there: its process {before['pid']} runs" in refused.server("box", "demo")["message"]
+    assert refused.server("box", "demo")["serving"]["release"] == release
+    assert box.run("logs").code == Exit.OK
+    # Nothing but the processes' own records is left.
+    (box.state / "current" / "plan.json").unlink()
+    status = status_of(box)
+    assert (status["state"], f"{before['pid']}, " in status["message"]) == ("unknown", True)
+    assert box.run("undeploy").code == Exit.REFUSED
+    assert box.serves()
+    again = box.deploy()
+    assert again.code == Exit.OK, again
+    assert status_of(box)["message"] == ""
+
+
+def test_a_removed_record_is_written_anew_by_a_run_that_touches_nothing(box: Box) -> None:
+    box.deploy()
+    before = status_of(box)
+    (box.state / "server.json").unlink()
+    box.configure(python="/nowhere/python3")
+    refused = box.deploy()
+    assert refused.code == Exit.REFUSED, refused
+    status = status_of(box)
+    assert (status["state"], status["pid"], status["message"]) == ("serving", before["pid"], "")
 
 
 def remove_script(current: Path) -> None:

@@ -104,7 +104,9 @@ def supervisor_in(record: dict[str, Any]) -> Optional[processes.Identity]:
 
 def unit_in(record: dict[str, Any]) -> Optional[Unit]:
     """Return the unit that a record (process.json, server.json, unit.json) speaks of, None for a detached server."""
-    return Unit(record["unit"], record.get("manager_uid")) if record.get("unit") else None
+    name, uid = record.get("unit"), record.get("manager_uid")
+    is_named = isinstance(name, str) and name and isinstance(uid, (int, type(None)))
+    return Unit(str(name), uid) if is_named else None
 
 
 def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
@@ -121,9 +123,11 @@ def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
 
 def _ending(record: dict[str, Any]) -> ExitStatus:
     if "result" not in record:
-        return ExitStatus(record["code"], record["signal"])
+        code, number = record.get("code"), record.get("signal")
+        is_signal = isinstance(number, int) and number in signal.valid_signals()
+        return ExitStatus(code if isinstance(code, int) else None, number if is_signal else None)
     # systemd's words: code is exited, killed or dumped; status a number, or the signal's name without SIG.
-    code, status = record["code"], record["status"]
+    code, status = record.get("code"), str(record.get("status"))
     if code == "exited" and status.isdigit():
         return ExitStatus(int(status), None)
     number = getattr(signal, f"SIG{status}", None)

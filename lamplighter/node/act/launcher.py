@@ -23,7 +23,7 @@ from lamplighter.node.act.launched import (
     supervisor_in,
     unit_in,
 )
-from lamplighter.node.layout import IDENTITY, ServerHome, read_json
+from lamplighter.node.layout import IDENTITY, LaunchFiles, ServerHome, read_json
 from lamplighter.node.observe import ownership, processes
 from lamplighter.node.observe.ownership import Recorded
 from lamplighter.node.observe.processes import Process
@@ -41,6 +41,7 @@ __all__ = [
     "choose",
     "clear",
     "commit",
+    "is_record_lost",
     "launch",
     "launch_detached",
     "let_go",
@@ -147,13 +148,16 @@ def recorded_in_unit(home: ServerHome, table: Mapping[int, Process]) -> list[Rec
 
 
 def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
-    """Return ``server.json`` as it is true now, None where nothing was ever started (or the file is damaged).
+    """Return ``server.json`` as it is true now, None where nothing was ever started.
 
     It speaks of the launch last made. If the node went down before that one was committed, it is gone, and systemd has
-    brought back the release that was committed before.
+    brought back the release that was committed before. Where the file is missing or damaged, the launches' own records
+    tell as much as they know.
     """
     record = read_json(home.record, **RECORD)
-    if record is None or record.get("ready") or record["boot_id"] == processes.boot_id():
+    if record is None:
+        return _recall(home)
+    if record.get("ready") or record["boot_id"] == processes.boot_id():
         return record
     committed = systemd.committed(home)
     plan = home.release(committed["release"]).read_plan() if committed is not None else None
@@ -173,6 +177,54 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
         "port": server["port"],
         "model": server["served_name"],
         "ready": True,
+    }
+
+
+def is_record_lost(home: ServerHome) -> bool:
+    """Tell whether ``server.json`` is missing or damaged: ``read_record`` then tells what it can without it."""
+    return read_json(home.record, **RECORD) is None
+
+
+def _recall(home: ServerHome) -> Optional[dict[str, Any]]:
+    """Say what ``server.json`` would: of the launch that lives, else of the committed unit's, else of the last one."""
+    committed = systemd.committed(home) or {}
+    last = lasting = None
+    for launch in home.launches():
+        is_lasting = launch == home.run(committed.get("run") or "").launch(committed.get("attempt") or "")
+        record = _as_record(home, launch, is_lasting)
+        if record is None:
+            continue
+        if processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"])):
+            return record
+        last, lasting = last or record, record if is_lasting else lasting
+    return lasting or last
+
+
+def _as_record(home: ServerHome, launch: LaunchFiles, is_lasting: bool) -> Optional[dict[str, Any]]:
+    """Return what a launch left, as ``server.json`` has it; None where its record or its release is damaged."""
+    known = read_json(launch.process, **IDENTITY, command=list)
+    if known is None:
+        return None
+    script = str(next(iter(known["command"]), ""))
+    release = home.release(os.path.basename(os.path.dirname(script)))
+    plan = release.read_plan()
+    if plan is None:
+        return None
+    server, run_id, verdict = plan["server"], os.path.basename(launch.directory), release.read_verdict() or {}
+    is_good = verdict.get("verdict") == "good" and verdict.get("run") == run_id
+    kept = ("boot_id", "pid", "start", "supervisor_pid", "supervisor_start", "unit", "manager_uid")
+    return {
+        **{name: known[name] for name in kept if name in known},
+        "port": server["port"],
+        "host": server["host"],
+        "model": server["served_name"],
+        "release": release.digest,
+        "run": run_id,
+        "attempt": launch.attempt,
+        "log": launch.log,
+        "records": os.path.join(launch.directory, "envproof"),
+        "ready": is_good or is_lasting,
+        "since": verdict["t"] if is_good else known.get("t"),
     }
 
 

@@ -131,8 +131,11 @@ def _mend_current(run: Run) -> None:
 
 
 def _mend_record(run: Run) -> None:
-    """A server that was committed, and whose run was killed before it wrote so, is ready."""
+    """Write a record that was lost anew; a server that was committed, and whose run was killed before, is ready."""
     record, current = launcher.read_record(run.home), run.home.current_release()
+    if record is not None and launcher.is_record_lost(run.home):
+        files.write_json(run.home.record, record)
+        run.warn(f"{run.home.record} was missing or damaged; it is written anew, from what the launches have recorded")
     if record is None or record.get("ready") or current is None or record["release"] != current.name:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
@@ -142,8 +145,10 @@ def _mend_record(run: Run) -> None:
 
 def _drop_half_releases(run: Run) -> None:
     """Remove releases that were being written, or removed, when their run was killed; never one that may be serving."""
-    record = launcher.read_record(run.home) or {}
-    kept = {record.get("release"), *(release.name for release in run.home.all_releases())}
+    record = launcher.read_record(run.home)
+    if record is None and preflight.living_members(run.home):
+        return  # which of them it is, nothing tells any more
+    kept = {(record or {}).get("release"), *(release.name for release in run.home.all_releases())}
     for name in os.listdir(run.home.releases):
         if name not in kept and not name.startswith(files.TEMP_PREFIX):
             files.remove_tree(os.path.join(run.home.releases, name))
