@@ -130,6 +130,27 @@ def test_a_removed_record_is_written_anew_by_a_run_that_touches_nothing(box: Box
     assert (status["state"], status["pid"], status["message"]) == ("serving", before["pid"], "")
 
 
+def test_directories_in_place_of_files_are_set_aside_before_anything_is_touched(box: Box) -> None:
+    run = box.deploy().server("box", "demo")["run"]
+    names = ["lock", "server.json", "deployed.json", "unit.json", *(f"current/{n}.json" for n in ("plan", "verdict"))]
+    names += ["current/env", f"runs/{run}/events.jsonl"]
+    for name in names:
+        path = box.state / name
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        (path / "notes").write_text("of somebody")
+    for verb in ("status", "releases", "env", "attach", "diagnose", "logs"):
+        assert "Traceback" not in box.run(verb).stderr, verb
+    again = box.deploy()
+    assert again.code == Exit.OK, again
+    for name in names:
+        (aside,) = (box.state / name).parent.glob(f"{Path(name).name}.before-*")
+        assert (aside / "notes").read_text() == "of somebody", name
+        assert f"{name.rpartition('/')[2]} was a directory; it is " in again.stdout or name == "lock", name
+    assert status_of(box)["state"] == "serving"
+    assert [row["verdict"] for row in releases_of(box)] == ["good"]
+
+
 def remove_script(current: Path) -> None:
     (current / "launch.sh").unlink()
 

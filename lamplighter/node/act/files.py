@@ -115,6 +115,18 @@ def make_directory(path: str) -> None:
     sync_directory(parent)
 
 
+def set_aside(path: str, run_id: str) -> Optional[str]:
+    """Where a directory stands in place of the file ``path``, rename it to ``path.before-RUN``; return that name.
+
+    None where there is nothing to do. Raises OSError.
+    """
+    if not os.path.isdir(path) or os.path.islink(path):
+        return None
+    aside = f"{path}.before-{run_id}"
+    os.rename(os.path.join(path, ""), aside)  # with the slash at its end it moves no file that has come there meanwhile
+    return aside
+
+
 def place_directory(fresh: str, target: str) -> None:
     """Put the complete directory ``fresh`` at ``target`` at once; one already there is removed.
 

@@ -16,12 +16,22 @@ def take_locks(run: Run) -> Optional[str]:
     """Lock the server, its port and its GPUs until this process ends; also those of the release we might return to."""
     files.make_directory(run.home.path)
     until = _patience(run)
+    aside = _clear_lock(run)
+    if aside is not None:
+        run.warn(f"the lock of {run.plan.name} was a directory; it is {aside} now")
     _take(run, f"server {run.plan.name}", run.home.lock, until)
     current = run.home.current_release()
     record = current.read_plan() if current else None
     plans = (run.plan,) if record is None else (run.plan, Plan.load(record["server"]))
     run.uuids = _lock_resources(run, plans, until)
     return None
+
+
+def _clear_lock(run: Run) -> Optional[str]:
+    try:
+        return files.set_aside(run.home.lock, run.directory.run_id)
+    except OSError:
+        return None  # another run was faster, or taking the lock says what is wrong
 
 
 def lock_resources(run: Run, plan: Plan) -> tuple[str, ...]:

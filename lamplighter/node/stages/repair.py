@@ -31,7 +31,16 @@ _RUNNER = re.compile(r"[0-9a-f]{64}")
 
 def repair(run: Run) -> None:
     """Bring what earlier runs left into the state that a run that ended leaves."""
-    steps = (_end_abandoned_runs, _sweep, _mend_current, _mend_record, _drop_half_releases, _prune_runs, _prune_runners)
+    steps = (
+        _clear_the_way,
+        _end_abandoned_runs,
+        _sweep,
+        _mend_current,
+        _mend_record,
+        _drop_half_releases,
+        _prune_runs,
+        _prune_runners,
+    )
     for step in steps:
         try:
             step(run)
@@ -43,6 +52,27 @@ def repair(run: Run) -> None:
                 f"repairing after earlier runs, the step to {what} failed: {type(error).__name__}: {error}",
                 "this run goes on; it is a defect of lamplighter: report it",
             )
+
+
+def _clear_the_way(run: Run) -> None:
+    """Set aside directories in place of files that this run, or a later one, will write. They are kept beside them."""
+    home = run.home
+    if os.path.lexists(home.releases) and not os.path.isdir(home.releases):
+        elsewhere = f"{home.releases}.before-{run.directory.run_id}"
+        os.rename(home.releases, elsewhere)
+        run.warn(f"{home.releases} was no directory; it is {elsewhere} now")
+    wanted = [home.record, home.unit, home.deployed]
+    for name in os.listdir(home.releases) if os.path.isdir(home.releases) else ():
+        release = home.release(name)
+        wanted += [release.plan, release.env, release.verdict]
+    for other in home.all_runs():
+        wanted.append(other.journal)
+        for launch in map(other.launch, ("new", "old")):  # systemd writes there anew when it starts an old unit again
+            wanted += [launch.log, launch.process, launch.exit]
+    for path in wanted:
+        aside = files.set_aside(path, run.directory.run_id)
+        if aside is not None:
+            run.warn(f"{path} was a directory; it is {aside} now")
 
 
 def _dead_runs(run: Run) -> list[RunDirectory]:
