@@ -139,7 +139,7 @@ def _asked(found: dict[str, Any], home: ServerHome) -> dict[str, Any]:
 def _last_run(directory: RunDirectory) -> dict[str, Any]:
     """Tell how the newest run stands: at work, ended, or killed without a last word, and at which stage."""
     told = journal.read(directory.journal)
-    end = next((event for event in reversed(told) if event["event"] == events.END), None)
+    end = _end_in(told)
     known = {"id": directory.run_id, "verb": None, "by": None, "stage": None, "since": None, "outcome": None}
     if told:
         known.update({"verb": told[0].get("verb"), "by": told[0].get("by"), "since": told[0].get("t")})
@@ -151,15 +151,23 @@ def _last_run(directory: RunDirectory) -> dict[str, Any]:
     return known
 
 
+def _end_in(told: list[events.Event]) -> Optional[events.Event]:
+    return next((event for event in reversed(told) if event["event"] == events.END), None)
+
+
 def _unconfirmed(home: ServerHome, record: dict[str, Any], host: str) -> tuple[str, str]:
-    """Judge a server that was started and never confirmed: its run is at work, or was killed."""
-    if is_at_work(home.run(record["run"])):
+    """Judge a server that was started and never confirmed: its run is at work, was killed, or ended without that."""
+    run = home.run(record["run"])
+    if is_at_work(run):
         return "starting", "its process is alive and has not been ready yet"
-    repair = events.invocation("deploy", host, home.name)
-    killed = f"run {record['run']} was killed before it had confirmed it; `{repair}` repairs that"
+    end = _end_in(journal.read(run.journal))
+    how = "was killed before it had"
+    if end is not None and end.get("cause") != "abandoned":  # the word of a run that took over from a killed one
+        how = f"ended with exit code {end.get('exit_code')} and has not"
+    why = f"run {run.run_id} {how} confirmed it; `{events.invocation('deploy', host, home.name)}` repairs that"
     if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
-        return "serving", killed
-    return "starting", f"its process is alive and does not answer yet; {killed}"
+        return "serving", why
+    return "starting", f"its process is alive and does not answer yet; {why}"
 
 
 def _joined(*parts: str) -> str:

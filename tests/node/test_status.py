@@ -36,6 +36,30 @@ def status_of(home: ServerHome) -> dict[str, Any]:
     return dict(found)
 
 
+def end(home: ServerHome, code: int, cause: str) -> None:
+    journal = Path(home.run(NEWER).journal)
+    journal.parent.mkdir(parents=True)
+    told = {"event": events.END, "outcome": "failed", "exit_code": code, "cause": cause, "stage": "rollback", "seq": 1}
+    journal.write_text(json.dumps(told) + "\n")
+    os.utime(journal.parent, (0, 0))  # it begins no more
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "how"),
+    [
+        (7, "not_ready", "ended with exit code 7 and has not confirmed it"),
+        (1, "abandoned", "was killed before it had confirmed it"),
+        (None, "", "was killed before it had confirmed it"),
+    ],
+)
+def test_a_run_that_ended_was_not_killed(home: ServerHome, code: int | None, cause: str, how: str) -> None:
+    if code is not None:
+        end(home, code, cause)
+    found = status_of(home)
+    assert found["state"] == "serving"
+    assert found["message"].startswith(f"run {NEWER} {how}; `")
+
+
 def launched(home: ServerHome, run: str, **more: Any) -> None:
     """Leave the record of a launch, and no ``server.json``."""
     Path(home.record).unlink(missing_ok=True)
