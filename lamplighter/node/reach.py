@@ -79,8 +79,8 @@ def live_report(home: ServerHome) -> dict[str, Any]:
     holders = liveproof.gpu_holders(record.get("gpus") or ())
     workers = liveproof.workers_of(members, holders, engine, now.main.pid)
     if stored is None:
-        reason = f"release {release.digest} is damaged or gone: what it gave to its server is not known"
-        return {**liveproof.not_proven(workers, reason).to_json(), "release": release.digest}
+        reason = f"release {release.name} is damaged or gone: what it gave to its server is not known"
+        return {**liveproof.not_proven(workers, reason).to_json(), "release": release.name}
     plan = Plan.load(stored["server"])
     proof = liveproof.prove_live(
         workers,

@@ -218,7 +218,7 @@ def _as_record(home: ServerHome, launch: LaunchFiles, is_lasting: bool) -> Optio
         "port": server["port"],
         "host": server["host"],
         "model": server["served_name"],
-        "release": release.digest,
+        "release": release.name,
         "run": run_id,
         "attempt": launch.attempt,
         "log": launch.log,
