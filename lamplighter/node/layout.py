@@ -13,10 +13,12 @@
 
 from __future__ import annotations
 
+import calendar
 import dataclasses
 import json
 import os
 import re
+import time
 from typing import Any, Iterator, Optional, Union
 
 from lamplighter.node.plan import Plan
@@ -52,6 +54,17 @@ class RunDirectory:
     @property
     def worker(self) -> str:
         return os.path.join(self.path, "worker.json")
+
+    @property
+    def began(self) -> float:
+        """When its worker began, by this node's clock; else what its id says, which is by that of another machine."""
+        record = read_json(self.worker, t=(int, float))
+        if record is not None:
+            return float(record["t"])
+        try:
+            return float(calendar.timegm(time.strptime(self.run_id[:16], "%Y%m%dT%H%M%SZ")))
+        except ValueError:
+            return 0.0
 
     @property
     def worker_errors(self) -> str:
@@ -226,8 +239,9 @@ class ServerHome:
         return RunDirectory(os.path.join(self.runs, run_id))
 
     def all_runs(self) -> list[RunDirectory]:
-        """Return all runs, oldest first: run ids begin with their time."""
-        return [self.run(name) for name in sorted(_names(self.runs)) if RUN_ID.match(name)]
+        """Return all runs, oldest first."""
+        runs = [self.run(name) for name in _names(self.runs) if RUN_ID.match(name)]
+        return sorted(runs, key=lambda run: (run.began, run.run_id))
 
     def launches(self) -> Iterator[LaunchFiles]:
         """Yield every launch that left a process record, newest run first."""

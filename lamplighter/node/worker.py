@@ -89,6 +89,7 @@ class Run:
         #: Whether a signal was sent or a server started: until then what served before serves still.
         self.touched = False
         self._stage = ""
+        self.began = directory.began
         self.reserves = _fill_reserves(directory)
 
     def emit(self, event: events.Event) -> None:
@@ -195,7 +196,18 @@ class Run:
     def note_holder(self, stage: str) -> None:
         """Write into every lock that we hold who we are and how far."""
         for held in self.locks:
-            held.note({**holder(self.request, self.directory.run_id), "stage": stage})
+            held.note({**self._holder(), "stage": stage})
+
+    def _holder(self) -> dict[str, Any]:
+        """Say who holds a lock, for the message that others get; since when by this node's clock."""
+        return {
+            "run": self.directory.run_id,
+            "verb": self.request["verb"],
+            "by": self.request["by"],
+            "server": self.request["server"]["name"],
+            "pid": os.getpid(),
+            "since": round(self.began, 3),
+        }
 
     def end(self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]]) -> None:
         """Give the locks back and write the end event: whoever hears of the end may begin the next run at once."""
@@ -239,18 +251,6 @@ def is_at_work(directory: RunDirectory) -> bool:
         return False
 
 
-def holder(request: dict[str, Any], run_id: str) -> dict[str, Any]:
-    """Say who holds a lock, for the message that others get."""
-    return {
-        "run": run_id,
-        "verb": request["verb"],
-        "by": request["by"],
-        "server": request["server"]["name"],
-        "pid": os.getpid(),
-        "since": round(float(request["started"]), 3),
-    }
-
-
 def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str, Callable[[Run], None]]) -> None:
     """Do the work of ``request`` in this process and journal it to its end event, whatever happens."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
@@ -259,7 +259,8 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     me = processes.read_process(os.getpid())
     if me is not None:
         identity = me.identity
-        files.write_json(directory.worker, {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start})
+        known = {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start, "t": time.time()}
+        files.write_json(directory.worker, known)
     run = Run(request, home, directory, runner)
     release = request.get("release") or {}
     run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))

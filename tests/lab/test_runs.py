@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import pytest
 from lamplighter.node.events import Exit
 from lamplighter.node.observe import ports
 from tests.driver import eventually
+from tests.faults import puppet
 from tests.lab.conftest import Box
 
 #: For a server that hangs until somebody ends it, however long that takes here.
@@ -314,4 +318,46 @@ def test_who_serves_is_left_to_the_run_that_has_the_lock(box: Box) -> None:
         assert part["message"].endswith("the other run decides what serves")
         assert "./inv attach --host box --server demo shows it live" in part["hint"]
         box.run("cancel")
+        process.wait(120)
+
+
+def test_the_clock_of_the_control_machine_orders_nothing(
+    box: Box, monkeypatch: pytest.MonkeyPatch, require: Any
+) -> None:
+    """It goes ten minutes fast for the first run, and for the one that holds the lock."""
+    library = puppet.faketime()
+    if library is None:
+        require("netns", "libfaketime is not installed")
+
+    @contextlib.contextmanager
+    def fast() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for name, value in {
+                "LD_PRELOAD": library,
+                "FAKETIME": "+600s",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }.items():
+                patch.setenv(name, value)
+            yield
+
+    with fast():
+        first = box.deploy().server("box", "demo")["run"]
+    second = box.deploy().server("box", "demo")["run"]
+    assert second < first
+    assert status_of(box)["last_run"]["id"] == second
+    assert box.run("attach", "--json").server("box", "demo")["run"] == second
+    assert (
+        json.loads(box.run("diagnose", "--json").stdout)["diagnose"]["hosts"]["box"]["servers"]["demo"]["run"] == second
+    )
+    box.configure(args={"lab-fail": "hang:weights"}, timeouts=PATIENT)
+    with fast(), box.driver.started("deploy", "--json", "--host", "box") as process:
+        wait_for_stage(process, "ready")
+        with monkeypatch.context() as patch:
+            patch.delenv("LD_PRELOAD")
+            locked = box.deploy()
+            assert locked.code == Exit.LOCKED
+            age = re.search(r"begun (-?\d+) s ago", locked.server("box", "demo")["message"])
+            assert age is not None
+            assert 0 <= int(age.group(1)) < 300
+            box.run("cancel")
         process.wait(120)

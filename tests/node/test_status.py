@@ -139,3 +139,17 @@ def test_the_record_claims_its_server_but_none_that_was_adopted(home: ServerHome
 @pytest.mark.parametrize("unit", [{"unit": 5}, {"unit": ""}, {"unit": "x.service", "manager_uid": "root"}])
 def test_a_record_of_a_unit_that_cannot_be_one_names_none(unit: dict[str, Any]) -> None:
     assert launches.unit_in(unit) is None
+
+
+def test_runs_are_in_the_order_in_which_they_began_on_this_node(home: ServerHome) -> None:
+    """By its clock: the time in a run's id is another machine's. A damaged record leaves that alone to go by."""
+    for run, record in {
+        OLDER: '{"t": 1795900000.5}',
+        NEWER: '{"t": 1795900000}',
+        "20261129T000003Z-abcdef": "{}",
+    }.items():
+        Path(home.run(run).path).mkdir(parents=True)
+        Path(home.run(run).worker).write_text(record)
+    assert [run.run_id[:16] for run in home.all_runs()] == [f"20261129T00000{number}Z" for number in (2, 1, 3)]
+    assert home.run("20261129T000003Z-abcdef").began == 1795910403.0
+    assert home.run("20269999T999999Z-abcdef").began == 0.0

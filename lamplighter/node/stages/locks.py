@@ -94,7 +94,9 @@ def _take(run: Run, what: str, path: str, until: float) -> None:
     except lock.Locked as locked:
         other = locked.holder
         theirs = events.invocation("attach", run.request["host"], other.get("server") or run.plan.name)
-        age = f"{time.time() - float(other['since']):.0f} s ago" if "since" in other else "at an unknown time"
+        since = other.get("since")
+        known = isinstance(since, (int, float)) and f"{max(0.0, time.time() - since):.0f} s ago"
+        age = known or "at an unknown time"
         raise StageFailure(
             Exit.LOCKED,
             f"{what} is locked by run {other.get('run', '?')} of {other.get('by', '?')}, begun {age}, "
