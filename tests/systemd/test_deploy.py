@@ -127,6 +127,28 @@ def test_a_server_outlives_a_kill_and_a_reboot_and_is_found_by_the_next_deploy(s
     assert site.deploy().server("gpu1", "demo")["downtime_seconds"] > 0
 
 
+def test_a_unit_whose_record_is_removed_is_told_and_undeploy_leaves_it(site: Site) -> None:
+    """Also after systemd has restarted it, and though the record of its launch is gone as well."""
+    restart_quickly(site.node)
+    first = site.deploy().server("gpu1", "demo")
+    site.node.exec(["kill", "-9", str(first["serving"]["pid"])])
+    eventually(lambda: site.show("MainPID") not in ("0", str(first["serving"]["pid"])))
+    eventually(site.serves)
+    home = "/var/lib/lamplighter/servers/demo"
+    site.node.sh(f"rm {home}/server.json")
+    now = site.status()
+    assert (now["state"], now["release"], str(now["pid"])) == ("serving", first["release"], site.show("MainPID"))
+    assert "server.json is missing" in now["message"]
+    assert site.run("undeploy").code == Exit.REFUSED
+    site.node.sh(f"rm {home}/runs/*/process.json")
+    now = site.status()
+    assert (now["state"], f"pid {site.show('MainPID')}" in now["message"]) == ("unknown", True)
+    assert site.run("undeploy").code == Exit.REFUSED
+    assert site.serves()
+    site.deploy()
+    assert site.status()["message"] == ""
+
+
 def test_a_bad_release_leaves_the_old_unit_exactly_as_it_was(site: Site) -> None:
     site.deploy()
     site.node.write(f"{FILE}.d/memory.conf", "[Service]\nMemoryLow=1M\n")
