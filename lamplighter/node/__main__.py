@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Optional
+from typing import Any
 
 from lamplighter.node import events, journal, relay, verbs, worker
 from lamplighter.node.act import detached, files
@@ -40,6 +40,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         if before.end is not None:
             _tell(request, before.end)
             return
+        relay.send({"event": events.BEAT})  # whoever left while we looked wants no run that begins without them
         request = {**request, "because": before.reasons}
     if verb in verbs.RUNS and "unplanned" in request:
         planned = verbs.plan_from_release(request, root)
@@ -49,11 +50,13 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         request = planned
     if verb in verbs.RUNS:
         run = server_home(root, request["server"]["name"]).run(request["run"])
-        refusal = _make_place(run)
-        if refusal is not None:
-            relay.send({"event": events.BYE, "refused": refusal})
+        try:
+            is_ours = _make_place(run)
+        except OSError as error:
+            relay.send({"event": events.BYE, "refused": f"{error.filename or run.path}: {error.strerror}"})
             return
-        process = relay.start_worker({**request, "resolved_root": root}, home, run)
+        # else whoever asked lost contact and has come back before us: the run has ended before it began
+        process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
         relay.follow(run, worker=process)
     elif verb == "attach":
         verbs.attach(request, root)
@@ -77,16 +80,20 @@ def _tell(request: dict[str, Any], end: events.Event) -> None:
     relay.send({"event": events.BYE})
 
 
-def _make_place(run: RunDirectory) -> Optional[str]:
-    """Make the run's directory, and see that a journal can be written there; return why it cannot."""
+def _make_place(run: RunDirectory) -> bool:
+    """Make the run's directory, and see that a journal can be written there; False where somebody was faster.
+
+    Raises OSError where none can be kept.
+    """
+    if not verbs.take_place(run):
+        return False
     try:
-        files.make_directory(run.path)
         journal.lay_ballast(run.ballast)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             files.remove_tree(run.path)
-        return f"{error.filename or run.path}: {error.strerror}"
-    return None
+        raise
+    return True
 
 
 def main() -> None:

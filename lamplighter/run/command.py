@@ -290,7 +290,7 @@ def _leave_or_cancel(
                 return
     except Interrupted:
         pass
-    except (NodeRefused, Unreachable, ContactLost) as error:  # nobody was asked to cancel, as far as we know
+    except (NodeRefused, Unreachable) as error:  # nobody was asked to cancel, as far as we know
         trouble = error
     except LamplighterError as error:
         _tell(run.host, run.server, error, fold, reporter)

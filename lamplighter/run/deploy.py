@@ -19,7 +19,7 @@ from lamplighter.node.events import Event
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
-from lamplighter.run.session import converse
+from lamplighter.run.session import NoAnswer, converse
 from lamplighter.run.ssh import Node
 
 OnEvent = Callable[[Event], None]
@@ -42,11 +42,12 @@ class HostSession:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
 
         Touches the node as the verb says. A run that has begun there ends there, whoever is still connected: when
-        the wire breaks we look for it again, and if that fails ContactLost names it. Raises LamplighterError for all
-        that kept it from beginning.
+        the wire breaks we look for it again, and if that fails ContactLost names it. One that the node has not begun by
+        then never begins. Raises LamplighterError for all that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
         follower = Follower(self.host.name, server.name, prepared["run"], on_event)
+        follower.asked = {"verb": verb, "by": whoever_asks()}
 
         def is_sent() -> None:
             self.under_way = follower
@@ -65,14 +66,15 @@ class HostSession:
     def cancel(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end.
 
-        Before ``stop`` the node stays as it is, afterwards the run rolls back. Raises NoSuchRun where none is at work.
+        Before ``stop`` the node stays as it is, afterwards the run rolls back. Asked again when the wire breaks, until
+        the node has heard it. Raises NoSuchRun where none is at work.
         """
         self._cancel(Follower(self.host.name, server.name, run, on_event))
 
     def cancel_or_see_its_end(self, run: Follower) -> None:
         """Cancel a run that we have followed so far; where its own end came first, show that and say so.
 
-        Raises NoSuchRun where the node does not know it.
+        One that has not begun never begins. Raises NoSuchRun where the node does not know it.
         """
         try:
             self._cancel(run)
@@ -84,8 +86,9 @@ class HostSession:
         self._follow({"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last}, run)
 
     def _cancel(self, run: Follower) -> None:
-        asked = {"verb": "cancel", "servers": [run.server], "to": run.run, "by": whoever_asks(), "after": run.last}
-        self._follow(asked, run)
+        # by its number the node knows an order that comes twice: it is meant for one run, and not for the next one, too
+        order = {"order": secrets.token_hex(8), "by": whoever_asks(), **run.unless_begun}
+        self._follow({"verb": "cancel", "servers": [run.server], "to": run.run, "after": run.last, **order}, run)
 
     def reconnect(self) -> None:
         """Give the connection up and log in anew. Raises Unreachable or one of its kinds."""
@@ -99,6 +102,7 @@ class HostSession:
         whole = {"host": self.host.name, "root": self.host.root, **request}
         pauses = list(RECONNECT_PAUSES)
         is_first = True
+        words = follower.words
         while True:
             heard = follower.last
             try:
@@ -108,6 +112,8 @@ class HostSession:
             except LamplighterError as error:
                 if is_first and not isinstance(error, ContactLost):
                     raise
+                if request["verb"] == "cancel" and isinstance(error, NoSuchRun):
+                    raise
                 trouble = error
             else:
                 self._check_farewell(bye, follower)
@@ -115,28 +121,14 @@ class HostSession:
             if follower.last > heard:
                 pauses = list(RECONNECT_PAUSES)
             if not pauses:
-                raise self._given_up(follower, trouble) from trouble
+                is_untold = request["verb"] == "cancel" and follower.words == words
+                raise (_perhaps_told if is_untold else detached)(follower, trouble) from trouble
+            if isinstance(trouble, NoAnswer):  # each try costs the whole time that the node is given
+                del pauses[1:]
             follower.tell(f"contact lost ({trouble.what}); looking for the run again")
             time.sleep(pauses.pop(0))
             is_first = False
-            whole = {
-                "host": self.host.name,
-                "root": self.host.root,
-                "verb": "attach",
-                "servers": [follower.server],
-                "to": follower.run,
-                "after": follower.last,
-            }
-
-    def _given_up(self, follower: Follower, trouble: LamplighterError) -> LamplighterError:
-        if isinstance(trouble, NoSuchRun) and not follower.is_begun:
-            return Unreachable(
-                f"{self.host.name}: contact was lost before the run began",
-                why=trouble.what,
-                serving=UNTOUCHED,
-                next_step="run the same command again",
-            )
-        return detached(follower, trouble)
+            whole = {"host": self.host.name, "root": self.host.root, **_once_more(request, follower)}
 
     def logs(
         self, server: Server, write: Callable[[str], None], lines: int, follow: bool, run: str | None = None
@@ -272,6 +264,8 @@ class HostSession:
         whole = {"host": self.host.name, "root": self.host.root, **request}
         try:
             bye = converse(self.node, self.host.connection.python, whole, listen)
+        except NoAnswer as silent:
+            raise NodeRefused(silent.what, why=silent.why, next_step=silent.next_step) from silent
         except ContactLost as lost:  # a question leaves nothing behind that could go on without us
             raise Unreachable(lost.what, why=lost.why, next_step="ask again") from lost
         _raise_defect(self.host.name, bye)
@@ -364,6 +358,10 @@ class Follower:
         self.server = server
         self.run = run
         self.last = after
+        #: How many lines of the node came, heartbeats too.
+        self.words = 0
+        #: Who asked for the run, and for which verb; None for a run of somebody else.
+        self.asked: Mapping[str, str] | None = None
         self._on_event = on_event
 
     def __call__(self, event: Event) -> None:
@@ -373,6 +371,7 @@ class Follower:
                 raise NodeRefused(event["error"], serving=goes_on, next_step=event["hint"])
             status = events.invocation("status", self.host, self.server)
             raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
+        self.words += 1
         self.run = text(event.get("run")) or self.run
         self.last = max(self.last, int(number(event.get("seq")) or 0))
         self._on_event(event if "host" in event else {**event, "host": self.host, "server": self.server})
@@ -382,9 +381,24 @@ class Follower:
         """Whether the run was heard of."""
         return self.last > 0
 
+    @property
+    def unless_begun(self) -> dict[str, Any]:
+        """What a request says for the node to see that the run never begins, if it has not: its first one may be late.
+
+        Whoever makes the run's directory first, that one or this one, decides; so the answer is no guess.
+        """
+        return {"forbid": self.asked} if self.asked and not self.is_begun else {}
+
     def tell(self, message: str) -> None:
         """Tell a warning of our own."""
         self._on_event({**events.warning("", message), "host": self.host, "server": self.server, "run": self.run})
+
+
+def _once_more(request: Mapping[str, Any], run: Follower) -> dict[str, Any]:
+    """Return what to ask once contact was lost: the same order to cancel, else for the run."""
+    if request["verb"] == "cancel":
+        return {**request, "to": run.run, "after": run.last}
+    return {"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last, **run.unless_begun}
 
 
 def whoever_asks() -> str:
@@ -404,6 +418,17 @@ def _raise_defect(host: str, bye: Event) -> None:
             why=str(bye["error"]),
             next_step="report it; --debug shows its trace",
         )
+
+
+def _perhaps_told(run: Follower, trouble: LamplighterError) -> ContactLost:
+    """Return the error that says: nothing came back after the order to cancel."""
+    return ContactLost(
+        trouble.what,
+        why=trouble.why,
+        serving=f"whether {f'run {run.run}' if run.run else 'the run'} of server {run.server} was told to end is not "
+        "known; if it was not, it goes on by itself on the node",
+        next_step=events.invocation("cancel", run.host, run.server, *(("--run", run.run) if run.run else ())),
+    )
 
 
 def detached(run: Follower, trouble: LamplighterError | None = None) -> ContactLost:

@@ -24,9 +24,15 @@ from lamplighter.run.runner import boot_source, pack
 from lamplighter.run.ssh import Channel, Node, SilenceTimeout
 
 MARKER_SECONDS = 20.0
+#: paramiko ends the channels of a wire that broke, and only then says of the connection that it is gone.
+SETTLE_SECONDS = 0.3
 #: Exit statuses that speak of the interpreter: Python 2 knows no -I, or the shell could not execute it, or found none.
 NO_PYTHON = (2, 126, 127)
 PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")
+
+
+class NoAnswer(ContactLost):
+    """The request was sent over a connection that stands, and no word came back: our program may have begun."""
 
 
 def converse(
@@ -38,8 +44,8 @@ def converse(
 ) -> Event:
     """Send ``request`` to ``node`` and hand each line to ``on_event``, heartbeats too; return the ``bye``.
 
-    Calls ``on_sending`` before the first byte of the request leaves. Raises Unreachable or NodeRefused before anything
-    was done there, ContactLost once the node may be at work.
+    Calls ``on_sending`` before the first byte of the request leaves. Raises Unreachable or NodeRefused where it is sure
+    that nothing was done there, and nothing will be; ContactLost once the node may be at work, NoAnswer among them.
     """
     if not PYTHON_PATH.match(python):
         raise NodeRefused(
@@ -118,14 +124,16 @@ def _await_marker(node: Node, python: str, lines: _Lines, nonce: str) -> str:
         except SilenceTimeout as error:
             if not node.is_alive:
                 raise lines.channel.lost() from error
-            raise NodeRefused(
+            raise NoAnswer(
                 f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
                 why=_quote_noise(noise)
-                or "the login shell printed nothing: it is slow, or an rc file of it reads stdin",
+                or "nothing came back: the login shell is slow, an rc file of it reads stdin, or a jump host lost it",
                 next_step=f"look at what `ssh {node.name} true` does, and how long it takes",
             ) from error
-        if line is None and not node.is_alive:
-            raise lines.channel.lost()
+        except NodeRefused as error:
+            if not _stays_alive(node):
+                raise lines.channel.lost() from error
+            raise
         if line is None:
             raise _no_marker(node, python, lines.channel, noise)
         if line.startswith(prefix):
@@ -134,6 +142,14 @@ def _await_marker(node: Node, python: str, lines: _Lines, nonce: str) -> str:
                 return word
             raise _refusal(node, word, detail.strip())
         noise.append(line.decode("utf-8", "replace"))
+
+
+def _stays_alive(node: Node) -> bool:
+    """Tell whether the connection stands, when a channel of it has just ended."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while node.is_alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return node.is_alive
 
 
 def _marker(nonce: str) -> bytes:
@@ -152,6 +168,9 @@ def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
 
 
 def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> LamplighterError:
+    """What to say of a stream that ended without our marker: only an exit status proves that the node ended it."""
+    if channel.exit_status is None or not _stays_alive(node):
+        return channel.lost()
     stderr = channel.read_stderr().decode("utf-8", "replace").strip()
     if node.spec.become:
         refusal = sudo_refusal(node.user, stderr.encode(), channel.exit_status)

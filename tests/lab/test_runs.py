@@ -11,8 +11,10 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,3 +363,88 @@ def test_the_clock_of_the_control_machine_orders_nothing(
             assert 0 <= int(age.group(1)) < 300
             box.run("cancel")
         process.wait(120)
+
+
+class Wire:
+    """A way to the node through this process. Cut, no word passes any more and the node notices nothing of that."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._door.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._is_closed = False
+        threading.Thread(target=self._let_in, daemon=True).start()
+
+    def _let_in(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._pairs.append((near, far))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        for near, _ in self._pairs:
+            near.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for each in (self._door, *(end for pair in self._pairs for end in pair)):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+def test_what_is_told_as_untouched_stays_so_though_the_node_was_just_looking(box: Box) -> None:
+    box.deploy()
+    serving = status_of(box)
+    wire = Wire(box.endpoint.port)
+    known = box.directory / "known_hosts"
+    known.write_text(box.endpoint.known_hosts.read_text().replace(f":{box.endpoint.port} ", f":{wire.port} "))
+    box.configure(env={"NUMBER": "2"}, host={"ansible_port": wire.port, "known_hosts": str(known)})
+    children = Path(f"/proc/{serving['pid']}/task/{serving['pid']}/children").read_text().split()
+    for worker in children:  # no token comes, so the look lasts as long as we like
+        os.kill(int(worker), signal.SIGSTOP)
+    try:
+        with box.driver.started("deploy", "--if-changed", "--json", "--host", "box") as process:
+            looking = eventually(lambda: who_asks(box.port))
+            wire.cut()
+            assert process.stdout is not None
+            report = json.loads(process.stdout.read().splitlines()[-1])["report"]
+            assert process.wait(120) == Exit.UNREACHABLE
+    finally:
+        for worker in children:
+            os.kill(int(worker), signal.SIGCONT)
+        wire.close()
+    part = report["hosts"]["box"]["servers"]["demo"]
+    eventually(lambda: not os.path.exists(f"/proc/{looking}"))
+    box.configure()
+    now = status_of(box)
+    assert (now["run"], now["pid"], now["last_run"]["outcome"]) == (None, serving["pid"], "unreachable")
+    assert part["message"] == "contact was lost before the run began; nothing was touched"
+    assert (part["outcome"], part["serving"]["release"]) == ("unreachable", serving["release"])
+    assert box.deploy("--if-changed").server("box", "demo")["outcome"] == "unchanged"
+
+
+def who_asks(port: int) -> int | None:
+    """The relay that waits for an answer of the server on ``port``: a token, since all else is answered at once."""
+    first = _askers(port)
+    time.sleep(1.0)
+    return next(iter(first & _askers(port)), None)
+
+
+def _askers(port: int) -> set[int]:
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"}
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if sockets & {os.readlink(fd) for fd in (entry / "fd").iterdir()}:
+                found.add(int(entry.name))
+    return found

@@ -16,13 +16,13 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold
 from lamplighter.run import deploy, session, verify
 from lamplighter.run.command import Interrupted
-from lamplighter.run.deploy import Follower, HostSession, NoSuchRun
-from lamplighter.run.ssh import CommandTimedOut
+from lamplighter.run.deploy import Follower, HostSession, NoSuchRun, whoever_asks
+from lamplighter.run.session import NoAnswer
+from lamplighter.run.ssh import CommandTimedOut, SilenceTimeout
 
 KIMI: Any = SimpleNamespace(name="kimi")
 BYE = {"event": events.BYE}
 UNKNOWN = {"event": events.RESULT, "error": "no run of server kimi is at work on this node"}
-Step = BaseException | list[Event]
 
 
 # -- one conversation
@@ -31,7 +31,9 @@ Step = BaseException | list[Event]
 class Channel:
     """Gives the node's output, and keeps what was written."""
 
-    def __init__(self, *lines: bytes) -> None:
+    exit_status: int | None = None
+
+    def __init__(self, *lines: bytes | Exception) -> None:
         self.lines = list(lines)
         self.written: list[bytes] = []
         self.is_closed = False
@@ -40,7 +42,13 @@ class Channel:
         self.written.append(data)
 
     def read(self, timeout: float) -> bytes:
-        return self.lines.pop(0) if self.lines else b""
+        line = self.lines.pop(0) if self.lines else b""
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    def read_stderr(self) -> bytes:
+        return b""
 
     def lost(self) -> ContactLost:
         return ContactLost("the connection broke")
@@ -51,6 +59,7 @@ class Channel:
 
 class Node:
     name = "gpu1"
+    user = "ann"
     spec = SimpleNamespace(become=True)
     is_alive = True
 
@@ -98,6 +107,51 @@ def test_contact_lost_before_anything_was_sent_is_a_node_that_cannot_be_reached(
     assert "nothing was touched" in caught.value.serving
 
 
+class DyingNode(Node):
+    """Its connection is found dead at the second look: the channels end before it does."""
+
+    looks = 0
+
+    @property
+    def is_alive(self) -> bool:  # type: ignore[override]
+        self.looks += 1
+        return self.looks < 2
+
+
+@pytest.mark.parametrize("end_of_stream", [b"", NodeRefused("lets us in but runs no commands")])
+@pytest.mark.parametrize("exit_status", [None, 3])
+def test_a_wire_that_dies_after_the_request_is_no_refusal(
+    exit_status: int | None, end_of_stream: bytes | Exception
+) -> None:
+    channel = Channel(end_of_stream)
+    channel.exit_status = exit_status
+    node: Any = DyingNode(channel)
+    with pytest.raises(ContactLost):
+        session.converse(node, "python3", {}, lambda event: None)
+
+
+def test_a_stream_that_ends_without_an_exit_status_is_no_refusal() -> None:
+    node: Any = Node(Channel())
+    with pytest.raises(ContactLost):
+        session.converse(node, "python3", {}, lambda event: None)
+
+
+@pytest.mark.parametrize("end_of_stream", [b"", NodeRefused("lets us in but runs no commands")])
+def test_a_login_that_ends_by_itself_is_a_refusal(end_of_stream: bytes | Exception) -> None:
+    channel = Channel(end_of_stream)
+    channel.exit_status = 3
+    node: Any = Node(channel)
+    with pytest.raises(NodeRefused):
+        session.converse(node, "python3", {}, lambda event: None)
+
+
+def test_silence_of_a_connection_that_stands_is_no_answer() -> None:
+    node: Any = Node(Channel(b"Welcome\n", SilenceTimeout("silent")))
+    with pytest.raises(NoAnswer) as caught:
+        session.converse(node, "python3", {}, lambda event: None)
+    assert caught.value.why == "the login shell printed: Welcome"
+
+
 def test_the_request_is_announced_before_its_first_byte_leaves(marker: bytes) -> None:
     channel = Channel(marker, b'{"event": "bye"}\n')
     written: list[int] = []
@@ -126,10 +180,10 @@ class Line:
 
 
 class Script:
-    """Conversations with a node, one after another: each says its events, or ends as the exception does."""
+    """Conversations with a node, one after another: each says its events, and may end as an exception does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps: list[tuple[bool, Step]] = []
+        self.steps: list[tuple[bool, tuple[Event | BaseException, ...]]] = []
         self.requests: list[Mapping[str, Any]] = []
         self.heard: list[Event] = []
         self.line = Line()
@@ -142,11 +196,7 @@ class Script:
 
     def then(self, *said: Event | BaseException, is_sent: bool = True) -> None:
         """Add a conversation; ``is_sent`` says whether its request leaves before it comes to an end."""
-        (first, *_) = said
-        step: Step = (
-            first if isinstance(first, BaseException) else [e for e in said if not isinstance(e, BaseException)]
-        )
-        self.steps.append((is_sent, step))
+        self.steps.append((is_sent, said))
 
     def run(self) -> None:
         self.session.run("deploy", KIMI, self.heard.append)
@@ -161,13 +211,13 @@ class Script:
     ) -> Event:
         assert node.is_alive
         self.requests.append(request)
-        is_sent, step = self.steps.pop(0)
+        is_sent, said = self.steps.pop(0)
         if is_sent:
             on_sending()
-        if isinstance(step, BaseException):
-            raise step
-        for event in step:
-            on_event(event)
+        for each in said:
+            if isinstance(each, BaseException):
+                raise each
+            on_event(each)
         return BYE
 
 
@@ -218,12 +268,47 @@ def test_a_run_that_was_asked_for_and_never_heard_of_may_have_begun(script: Scri
     assert caught.value.next_step == "./inv attach --host gpu1 --server kimi --run R1"
 
 
-def test_a_run_that_the_node_never_heard_of_did_not_begin(script: Script) -> None:
+def test_that_the_node_does_not_know_a_run_proves_nothing(script: Script) -> None:
     script.then(ContactLost("cut"))
     script.then(UNKNOWN)
     script.then(UNKNOWN)
-    with pytest.raises(Unreachable, match="before the run began"):
+    with pytest.raises(ContactLost) as caught:
         script.run()
+    assert "may have begun" in caught.value.serving
+
+
+def test_a_run_is_forbidden_where_it_was_not_heard_of_and_only_there(script: Script) -> None:
+    script.then(ContactLost("cut"))
+    script.then(begun(), ContactLost("cut"))
+    script.then(end())
+    script.run()
+    _, first, second = script.requests
+    assert (first["verb"], first["to"], first["forbid"]) == ("attach", "R1", {"verb": "deploy", "by": whoever_asks()})
+    assert (second["verb"], second["to"], second["after"]) == ("attach", "R1", 1)
+    assert "forbid" not in second
+
+
+def test_silence_after_the_request_is_no_refusal(script: Script) -> None:
+    script.then(NoAnswer("did not start"))
+    script.then(begun(), end())
+    script.run()
+    script.then(NoAnswer("did not start", why="the login shell printed: hm"))
+    script.then(NoAnswer("did not start", why="the login shell printed: hm"))
+    with pytest.raises(ContactLost) as caught:  # each try costs the whole time that the node is given
+        script.run()
+    assert "may have begun" in caught.value.serving
+    assert caught.value.why == "the login shell printed: hm"
+    assert not script.steps
+
+
+def test_silence_after_a_question_is_a_refusal_with_advice(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+    def silent(*_: Any) -> Event:
+        raise NoAnswer("did not start", next_step="look at what `ssh gpu1 true` does")
+
+    monkeypatch.setattr(deploy, "converse", silent)
+    with pytest.raises(NodeRefused) as refused:
+        script.session.status(["kimi"])
+    assert refused.value.next_step == "look at what `ssh gpu1 true` does"
 
 
 def test_a_connection_that_broke_in_between_is_opened_anew(script: Script) -> None:
@@ -276,6 +361,60 @@ def test_a_run_that_the_node_does_not_know_is_neither_cancelled_nor_shown(script
     script.then(UNKNOWN)
     with pytest.raises(NoSuchRun):
         script.session.cancel_or_see_its_end(Follower("gpu1", "kimi", "R1", script.heard.append))
+
+
+def test_a_cancel_whose_fate_is_not_known_is_sent_again(script: Script) -> None:
+    script.then(ContactLost("cut"))
+    script.then(begun(7), ContactLost("cut"))
+    script.then(end(8))
+    script.session.cancel(KIMI, script.heard.append)
+    assert [request["verb"] for request in script.requests] == ["cancel"] * 3
+    assert len({request["order"] for request in script.requests}) == 1
+    assert [(request["to"], request["after"]) for request in script.requests] == [(None, 0), (None, 0), ("R1", 7)]
+    assert "forbid" not in script.requests[0]
+
+
+def test_each_cancel_is_an_order_of_its_own(script: Script) -> None:
+    for number in (1, 2):
+        script.then(end(number))
+        script.session.cancel(KIMI, script.heard.append)
+    assert len({request["order"] for request in script.requests}) == 2
+
+
+def test_a_cancel_that_came_too_late_after_all_says_so(script: Script) -> None:
+    script.then(ContactLost("cut"))
+    script.then(UNKNOWN)
+    with pytest.raises(NoSuchRun):
+        script.session.cancel(KIMI, script.heard.append, "R1")
+
+
+@pytest.mark.parametrize("run", [None, "R1"])
+def test_a_cancel_that_may_not_have_arrived_is_not_told_as_one_that_did(script: Script, run: str | None) -> None:
+    for _ in range(3):
+        script.then(ContactLost("cut"))
+    with pytest.raises(ContactLost) as caught:
+        script.session.cancel(KIMI, script.heard.append, run)
+    assert "is not known" in caught.value.serving
+    assert caught.value.next_step == "./inv cancel --host gpu1 --server kimi" + (f" --run {run}" if run else "")
+
+
+def test_a_cancel_that_arrived_is_followed_like_any_run(script: Script) -> None:
+    script.then({"event": events.BEAT}, ContactLost("cut"))
+    for _ in range(2):
+        script.then(ContactLost("cut"))
+    with pytest.raises(ContactLost) as caught:
+        script.session.cancel(KIMI, script.heard.append, "R1")
+    assert caught.value.next_step == "./inv attach --host gpu1 --server kimi --run R1"
+
+
+def test_a_cancel_at_the_terminal_forbids_a_run_that_was_not_heard_of(script: Script) -> None:
+    script.then(Interrupted(Exit.INTERRUPTED))
+    with pytest.raises(Interrupted):
+        script.run()
+    assert script.session.under_way is not None
+    script.then(end())
+    script.session.cancel_or_see_its_end(script.session.under_way)
+    assert script.requests[1]["forbid"] == {"verb": "deploy", "by": whoever_asks()}
 
 
 def test_a_run_that_could_not_be_told_is_not_taken_for_one_that_has_ended(script: Script) -> None:
