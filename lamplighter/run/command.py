@@ -28,7 +28,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.run.deploy import Follower, HostSession, begin_session, detached, open_session
+from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_session, detached, open_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -236,7 +236,7 @@ def _act_on_host(
 def _as_told(settings: Settings, session: HostSession, error: Exception) -> LamplighterError:
     """What to tell of an error at one server; a defect of ours does not end the run that the node is at."""
     if isinstance(error, LamplighterError):
-        return error
+        return traced(settings, error)
     defect = _defect(settings, error)
     return detached(session.under_way, defect) if session.under_way is not None else defect
 
@@ -293,7 +293,7 @@ def _leave_or_cancel(
     except (NodeRefused, Unreachable) as error:  # nobody was asked to cancel, as far as we know
         trouble = error
     except LamplighterError as error:
-        _tell(run.host, run.server, error, fold, reporter)
+        _tell(run.host, run.server, traced(settings, error), fold, reporter)
         return
     except Exception as error:
         trouble = _defect(settings, error)
@@ -328,6 +328,20 @@ def _wants_to_cancel(run: Follower) -> bool:
             return False
 
 
+def traced(settings: Settings, error: LamplighterError) -> LamplighterError:
+    """Return ``error``; where a traceback is wanted and it is a defect on a node, print that one's."""
+    if settings.debug and isinstance(error, NodeDefect):
+        complain(error.trace)
+    return error
+
+
+def complain(words: object) -> None:
+    """Print to stderr, as long as there is one: a terminal that was closed takes nothing any more."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(words, file=sys.stderr)
+
+
 def _defect(settings: Settings, error: Exception) -> LamplighterError:
     """What to say of an exception that nobody foresaw; its traceback is printed where one is wanted."""
     if settings.debug:
@@ -360,7 +374,7 @@ def read(
                 with begin_session(host, PROJECT) as session:
                     answers[host.name] = question(session, servers)
             except LamplighterError as error:
-                errors[host.name] = error
+                errors[host.name] = traced(settings, error)
             except Exception as error:
                 errors[host.name] = _defect(settings, error)
         if settings.as_json:
@@ -370,7 +384,7 @@ def read(
         elif answers:
             say(text(answers))
         for told in errors.values():
-            print(told, file=sys.stderr)
+            complain(told)
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
@@ -447,7 +461,7 @@ def guarded(settings: Settings) -> Iterator[None]:
     except Interrupted as interrupted:
         _exit_with(_as_error(interrupted), settings.as_json)
     except LamplighterError as error:
-        _exit_with(error, settings.as_json)
+        _exit_with(traced(settings, error), settings.as_json)
     except Exception as error:
         _exit_with(_defect(settings, error), settings.as_json)
 
@@ -464,7 +478,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
         fold = Fold()
         fold.add_error(None, None, error)
         say(json.dumps({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()}))
-    print(error, file=sys.stderr)
+    complain(error)
     raise Leave(code=error.exit_code)
 
 

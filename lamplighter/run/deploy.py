@@ -350,6 +350,14 @@ class NoSuchRun(NodeRefused):
     """The node has no such run of this server."""
 
 
+class NodeDefect(LamplighterError):
+    """Our program on the node ended as nobody foresaw; ``trace`` says where."""
+
+    def __init__(self, what: str, *, why: str, next_step: str, trace: str) -> None:
+        super().__init__(what, why=why, next_step=next_step)
+        self.trace = trace
+
+
 class Follower:
     """Hands the events of one run to ``on_event``, and knows how far it has come: ``last`` is the last one's number."""
 
@@ -413,10 +421,11 @@ def new_run_id() -> str:
 
 def _raise_defect(host: str, bye: Event) -> None:
     if bye.get("error"):
-        raise LamplighterError(
+        raise NodeDefect(
             f"{host}: our program on the node failed",
             why=str(bye["error"]),
-            next_step="report it; --debug shows its trace",
+            next_step="report it; LAMPLIGHTER_DEBUG=1 shows its trace",
+            trace=text(bye.get("trace")) or "",
         )
 
 

@@ -46,7 +46,7 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
                     try:
                         answers[each.host.name] = each.look()
                     except LamplighterError as error:
-                        errors[each.host.name] = error
+                        errors[each.host.name] = command.traced(settings, error)
                 _show(settings, answers, errors)
                 time.sleep(seconds)
         except (command.Interrupted, BrokenPipeError):

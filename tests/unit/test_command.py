@@ -19,7 +19,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.run import command
 from lamplighter.run.command import Interrupted, Settings
-from lamplighter.run.deploy import Follower, detached
+from lamplighter.run.deploy import Follower, NodeDefect, detached
 from tests.driver import signals_as_before
 
 QUIET = Settings(Path("inventory"), as_json=True)
@@ -359,3 +359,31 @@ def test_a_value_of_wait_that_is_none_ends_with_the_report(hosts: Hosts, capsys:
         command.run(QUIET, ["all"], None, "deploy", "foo")
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
     assert (told["exit_code"], told["error"]["message"]) == (2, "'foo' is no duration")
+
+
+# -- a defect of the node side
+
+
+def fail_on_the_node(*_: Any) -> Any:
+    raise NodeDefect("gpu1: our program on the node failed", why="ValueError: x", next_step="", trace="File verbs.py")
+
+
+@pytest.mark.parametrize("debug", [True, False])
+@pytest.mark.parametrize(
+    "task",
+    [
+        lambda settings: command.act(settings, ["all"], None, fail_on_the_node),
+        lambda settings: command.read(settings, ["all"], None, "status", fail_on_the_node, str),
+    ],
+)
+def test_the_trace_of_a_defect_on_the_node_is_for_those_who_want_it(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str], debug: bool, task: Any
+) -> None:
+    hosts.add("gpu1", "kimi")
+    settings = Settings(Path("inventory"), debug=debug, as_json=True)
+    with pytest.raises(Leave) as left:
+        task(settings)
+    assert left.value.code == Exit.INTERNAL
+    said = capsys.readouterr()
+    assert ("File verbs.py" in said.err) == debug
+    assert "File verbs.py" not in said.out

@@ -16,7 +16,7 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold
 from lamplighter.run import deploy, session, verify
 from lamplighter.run.command import Interrupted
-from lamplighter.run.deploy import Follower, HostSession, NoSuchRun, whoever_asks
+from lamplighter.run.deploy import Follower, HostSession, NodeDefect, NoSuchRun, whoever_asks
 from lamplighter.run.session import NoAnswer
 from lamplighter.run.ssh import CommandTimedOut, SilenceTimeout
 
@@ -424,6 +424,16 @@ def test_a_run_that_could_not_be_told_is_not_taken_for_one_that_has_ended(script
     assert not isinstance(refused.value, NoSuchRun)
     assert (refused.value.serving, refused.value.next_step) == ("the run on server kimi goes on", "make room there")
     assert [request["verb"] for request in script.requests] == ["cancel"]
+
+
+def test_a_defect_on_the_node_keeps_its_trace(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+    bye = {**BYE, "error": "ValueError: x", "trace": "File verbs.py"}
+    monkeypatch.setattr(deploy, "converse", lambda *_: bye)
+    for ask in (lambda: script.session.status(["kimi"]), lambda: script.session.attach(KIMI, script.heard.append)):
+        with pytest.raises(NodeDefect) as caught:
+            ask()
+        assert caught.value.trace == "File verbs.py"
+        assert "File verbs.py" not in str(caught.value)
 
 
 # -- the checks after a deploy
