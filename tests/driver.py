@@ -129,8 +129,8 @@ def _ports() -> Iterator[int]:
 
 @contextlib.contextmanager
 def signals_as_before() -> Iterator[None]:
-    """A command that ends in this process leaves Ctrl-C and TERM unheeded, as is right where the process ends, too."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """A command that ends in this process leaves its signals unheeded, as is right where the process ends, too."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

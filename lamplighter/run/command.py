@@ -32,13 +32,13 @@ from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_sess
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or TERM arrived; ``exit_code`` is what it means while nothing has been touched.
+    """Ctrl-C or TERM arrived, or the terminal was closed; ``exit_code`` is what it means while nothing was touched.
 
     A KeyboardInterrupt, because that is what libraries let through: pytest takes others for the failure of a check.
     """
@@ -484,10 +484,11 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
 
 @contextlib.contextmanager
 def _signals(*, last: bool = False) -> Iterator[None]:
-    """Make Ctrl-C and TERM one exception, raised once: a second one ends the process as usual.
+    """Make Ctrl-C, TERM and HUP one exception, raised once: a second one ends the process as usual.
 
-    With ``last`` neither is heeded any more after the first one, nor after the block: the report that follows and the
-    exit code have to say the same. Another `_signals` heeds them again while its block lasts.
+    With ``last`` none is heeded any more after the first one, nor after the block: the report that follows and the
+    exit code have to say the same. Another `_signals` heeds them again while its block lasts, but for HUP, which it
+    leaves ignored: that is how `nohup` begins, too.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -495,7 +496,9 @@ def _signals(*, last: bool = False) -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN if last else signal.SIG_DFL)
         raise Interrupted(Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED)
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    is_deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heeded = [number for number in SIGNALS if not (number == signal.SIGHUP and is_deaf)]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

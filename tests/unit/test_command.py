@@ -361,6 +361,53 @@ def test_a_value_of_wait_that_is_none_ends_with_the_report(hosts: Hosts, capsys:
     assert (told["exit_code"], told["error"]["message"]) == (2, "'foo' is no duration")
 
 
+# -- a terminal that is closed
+
+
+@pytest.fixture
+def hung_up(hosts: Hosts) -> Iterator[Callable[..., None]]:
+    """A deed during whose run the terminal is closed."""
+
+    def deed(session: Session, server: Any, listen: Callable[[Event], None]) -> None:
+        session.begin(server)
+        os.kill(os.getpid(), signal.SIGHUP)
+        stopped(session, server, listen)
+
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield deed
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_closed_detaches(
+    hosts: Hosts, act: Callable[..., Any], hung_up: Callable[..., None]
+) -> None:
+    hosts.add("gpu1", "kimi")
+    hosts.add("gpu2", "kimi")
+    report = act(hung_up)
+    assert codes(report) == {"gpu1/kimi": Exit.DETACHED, "gpu2/kimi": Exit.TERMINATED}
+    assert report["hosts"]["gpu1"]["servers"]["kimi"]["hint"] == "./inv attach --host gpu1 --server kimi --run R1"
+
+
+def test_under_nohup_nothing_is_heard_of_a_terminal(
+    hosts: Hosts, act: Callable[..., Any], hung_up: Callable[..., None]
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hosts.add("gpu1", "kimi")
+    assert codes(act(hung_up)) == {"gpu1/kimi": Exit.OK}
+
+
+def test_a_stderr_that_takes_nothing_is_no_reason_to_end_otherwise(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        with pytest.raises(Leave) as left:
+            command.read(QUIET, [], None, "status", lambda *_: {}, str)
+        assert left.value.code == Exit.INTERRUPTED
+        with contextlib.suppress(OSError):
+            full.close()
+
+
 # -- a defect of the node side
 
 
