@@ -47,9 +47,10 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
                         answers[each.host.name] = each.look()
                     except LamplighterError as error:
                         errors[each.host.name] = command.traced(settings, error)
-                _show(settings, answers, errors)
+                if not _show(settings, answers, errors):
+                    raise Leave(code=Exit.OK)
                 time.sleep(seconds)
-        except (command.Interrupted, BrokenPipeError):
+        except command.Interrupted:
             raise Leave(code=Exit.OK) from None
     raise AssertionError  # guarded() lets nothing else through
 
@@ -76,17 +77,13 @@ class _Watched:
 
 def _show(
     settings: command.Settings, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, LamplighterError]
-) -> None:
+) -> bool:
+    """Print one look; False when nobody reads it any more."""
     if settings.as_json:
         hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
         hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-        print(json.dumps({"status": {"t": round(time.time(), 3), "hosts": hosts}}), flush=True)
-        return
-    if sys.stdout.isatty():
-        print("\x1b[H\x1b[2J", end="")
-    print(time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
-    if answers:
-        print(status_text(answers))
-    for told in errors.values():
-        print(told)
-    print(flush=True)
+        return command.say(json.dumps({"status": {"t": round(time.time(), 3), "hosts": hosts}}))
+    clear = "\x1b[H\x1b[2J" if sys.stdout is not None and sys.stdout.isatty() else ""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    table = [status_text(answers)] if answers else []
+    return command.say("\n".join([f"{clear}{now}", *table, *map(str, errors.values()), ""]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,53 @@ def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> N
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+#: Makes an environment that holds nothing but itself, and runs whatever it is given to its end.
+PYTHON = """#!/bin/sh
+[ "$2" != venv ] || { mkdir -p "$4/bin" && cp "$0" "$4/bin/python"; }
+"""
+SLEEP = """#!/bin/sh
+exec /bin/sleep 0.05
+"""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+    """Start the `inv` of a checkout in ``tmp_path`` that has no environment yet."""
+    for name in ("inv", "requirements.lock"):
+        shutil.copy(PROJECT / name, tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("python3", PYTHON), ("sleep", SLEEP)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    return lambda: subprocess.Popen(
+        [tmp_path / "inv", "--list"], env=path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_lock_whose_maker_was_killed_before_it_wrote_its_name_is_taken_over(
+    fresh: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / ".venv.lock").mkdir()
+    with fresh() as command:
+        _, said = command.communicate(timeout=120)
+    assert command.returncode == 0
+    assert said.count("waiting for") == 1
+    assert "another inv, sets up .venv" in said
+    assert not (tmp_path / ".venv.lock").exists()
+
+
+def test_whoever_sets_up_the_environment_is_named_and_waited_for(
+    fresh: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / ".venv.lock").mkdir()
+    (tmp_path / ".venv.lock" / "pid").write_text(f"{os.getpid()}\n")
+    with fresh() as command:
+        assert command.stderr is not None
+        assert f"process {os.getpid()}, another inv, sets up .venv" in command.stderr.readline()
+        shutil.rmtree(tmp_path / ".venv.lock")
+        _, said = command.communicate(timeout=120)
+    assert command.returncode == 0
+    assert "waiting" not in said

@@ -17,7 +17,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import ContactLost, Unreachable, UsageError
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
-from lamplighter.run import command
+from lamplighter.run import command, drift
 from lamplighter.run.command import Interrupted, Settings
 from lamplighter.run.deploy import Follower, NodeDefect, detached
 from tests.driver import signals_as_before
@@ -434,3 +434,31 @@ def test_the_trace_of_a_defect_on_the_node_is_for_those_who_want_it(
     said = capsys.readouterr()
     assert ("File verbs.py" in said.err) == debug
     assert "File verbs.py" not in said.out
+
+
+# -- a stdout that takes nothing
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_watch_ends_quietly_where_there_is_no_stdout(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    monkeypatch.setattr(command, "choose", lambda *_: [])
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(Leave) as left:
+        drift.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
+    assert (left.value.code, left.value.message) == (Exit.OK, None)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_watch_on_a_full_disk_says_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    monkeypatch.setattr(command, "choose", lambda *_: [])
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(Leave) as left:
+            drift.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
+    assert (left.value.code, left.value.message) == (
+        Exit.INTERNAL,
+        "stdout cannot be written: No space left on device",
+    )
