@@ -22,6 +22,7 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
+from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
 from lamplighter.run.deploy import HostSession
 
@@ -140,8 +141,8 @@ def afterwards(
     """Verify a server that was just put into service, as one more stage; a failed blocker makes it *degraded*."""
     if fold.outcome(session.host.name, server.name) != "deployed":
         return
-    run = fold.report().hosts[session.host.name].servers[server.name].run
-    where = {"host": session.host.name, "server": server.name, "run": run}
+    deployed = fold.report().hosts[session.host.name].servers[server.name]
+    where = {"host": session.host.name, "server": server.name, "run": deployed.run}
     listen({**events.stage_started("verify"), **where})
     began = time.monotonic()
     checks = _verified_after_all(session, server, inventory, lambda event: listen({**event, **where}))
@@ -154,15 +155,35 @@ def afterwards(
     message = f"{passed} of {len(asked)} checks passed"
     listen({**events.stage_ended("verify", not failed, time.monotonic() - began, message=message), **where})
     if failed:
-        names = ", ".join(check["name"] for check in failed)
+        told = f"{len(failed)} of {len(asked)} checks failed: {', '.join(check['name'] for check in failed)}"
+        since = _since(session, server, deployed)
+        again = events.invocation("verify", session.host.name, server.name)
         fold.add_degraded(
             session.host.name,
             server.name,
-            f"serving, but {len(failed)} of {len(asked)} checks failed: {names}",
+            f"it served when this run ended, but {since}; {told}" if since else f"serving, but {told}",
             cause="verify",
             evidence=failed[0]["evidence"],
-            hint=events.invocation("verify", session.host.name, server.name),
+            hint=f"{again} once nothing else is at work there" if since else again,
         )
+
+
+def _since(session: HostSession, server: Server, deployed: ServerReport) -> str:
+    """Say what became of the server since its run ended; "" where it is as it was, or the node cannot be asked.
+
+    The next run begins as soon as the lock is free, and the checks then meet a server that is being stopped.
+    """
+    try:
+        found = session.statuses([server.name])[server.name]
+    except LamplighterError:
+        return ""
+    other = found.get("run") or {}
+    if other.get("id") not in (None, deployed.run):
+        return f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
+    before, now = deployed.serving.pid if deployed.serving else None, found.get("pid")
+    if before in (None, now):
+        return ""
+    return f"its process {before} is gone, and {'none' if now is None else now} is in its place"
 
 
 def _verified_after_all(

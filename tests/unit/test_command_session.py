@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -459,7 +459,8 @@ PASSED = {"outcome": "passed", "question": "is it well", "name": "well", "eviden
 
 
 def verified(script: Script) -> Fold:
-    fold = folded([{**event, "host": "gpu1", "server": "kimi"} for event in (begun(), end())])
+    served = {**end(), "serving": {"release": "d", "pid": 7, "port": 8000, "model": "m", "since": 1.0}}
+    fold = folded([{**event, "host": "gpu1", "server": "kimi"} for event in (begun(), served)])
     with contextlib.suppress(Unreachable):
         verify.afterwards(script.session, KIMI, verify.Path("."), fold, script.heard.append)
     return fold
@@ -472,6 +473,42 @@ def test_checks_that_lost_contact_are_made_once_more(script: Script, verificatio
     told = [event["message"] for event in script.heard if event["event"] == events.WARNING]
     assert told == ["contact lost (the wire was cut); verifying again over a new connection"]
     assert script.heard[-1]["message"] == "1 of 1 checks passed"
+
+
+@pytest.mark.parametrize(
+    ("found", "since"),
+    [
+        ({"run": None, "pid": 7}, ""),
+        ({"run": {"id": "R1"}, "pid": 7}, ""),
+        (Unreachable("cut"), ""),
+        (
+            {"run": {"id": "R2", "verb": "stop", "by": "bob@desk"}, "pid": 7},
+            "run R2 (stop, by bob@desk) has begun since",
+        ),
+        ({"run": None, "pid": 8}, "its process 7 is gone, and 8 is in its place"),
+        ({"run": None, "pid": None}, "its process 7 is gone, and none is in its place"),
+    ],
+)
+def test_checks_that_fail_because_of_another_run_say_so(
+    script: Script,
+    verifications: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, Any] | LamplighterError,
+    since: str,
+) -> None:
+    def statuses(_: HostSession, servers: Sequence[str]) -> dict[str, Any]:
+        if isinstance(found, LamplighterError):
+            raise found
+        return dict.fromkeys(servers, found)
+
+    monkeypatch.setattr(HostSession, "statuses", statuses)
+    verifications.append([PASSED, {**PASSED, "outcome": "failed", "name": "token", "evidence": "no answer"}])
+    part = verified(script).report().hosts["gpu1"].servers["kimi"]
+    told = f"it served when this run ended, but {since}; " if since else "serving, but "
+    assert part.message == f"{told}1 of 2 checks failed: token"
+    assert (part.exit_code, part.evidence) == (Exit.DEGRADED, "no answer")
+    assert part.hint.startswith("./inv verify --host gpu1 --server kimi")
+    assert ("once nothing else is at work" in part.hint) == bool(since)
 
 
 def test_checks_that_lose_contact_twice_are_given_up(script: Script, verifications: list[Any]) -> None:
