@@ -113,6 +113,34 @@ def test_ctrl_c_at_a_terminal_asks(box: Box, answers: list[str], code: Exit) -> 
     assert box.serves()
 
 
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_terminal_that_is_closed_detaches(box: Box, tmp_path: Path, words: list[str]) -> None:
+    box.deploy()
+    box.configure(env={"LAB_SPEED": "1"})
+    ours, theirs = pty.openpty()
+    command = ["setsid", "--ctty", *box.driver.command("restart", *words, "--host", "box")]
+    with (
+        open(tmp_path / "said", "w+", encoding="utf-8") as said,
+        subprocess.Popen(
+            command, env=box.driver.environment(), stdin=theirs, stdout=said if words else theirs, stderr=theirs
+        ) as process,
+    ):
+        os.close(theirs)
+        try:
+            read_until(ours, "ready: begins")
+            os.close(ours)
+            assert process.wait(120) == Exit.DETACHED
+        finally:
+            process.kill()
+        said.seek(0)
+        lines = said.read().splitlines()
+    if words:
+        part = json.loads(lines[-1])["report"]["hosts"]["box"]["servers"]["demo"]
+        assert part["hint"] == f"./inv attach --host box --server demo --run {part['run']}"
+    assert box.run("attach", "--json").code == Exit.OK
+    assert box.serves()
+
+
 def read_until(terminal: int, word: str | None) -> str:
     said = ""
     deadline = time.monotonic() + 120
