@@ -256,7 +256,7 @@ def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit,
 
     The request that asks for it may still be on its way here, or looking at the server before it begins.
     """
-    run = home.run(request["to"])
+    run, serving = home.run(request["to"]), preflight.what_serves(home)
     try:
         if not take_place(run):
             return False
@@ -266,7 +266,7 @@ def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit,
         return False
     asked = request["forbid"]
     told.write(events.run_started(asked["verb"], asked["by"], None))
-    told.write(_ended(outcome, code, message, preflight.what_serves(home), **fields))
+    told.write(_ended(outcome, code, message, serving, **fields))
     told.close()
     return True
 
