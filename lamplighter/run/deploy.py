@@ -221,7 +221,6 @@ class HostSession:
             "host": self.host.name,
             "root": self.host.root,
             "by": whoever_asks(),
-            "started": time.time(),
         }
         if verb != "deploy":
             return {**begun, **self._plan(server)}
