@@ -255,6 +255,8 @@ class _Watch:
         for event in news:
             if event.kind in ("phase", "percent"):
                 self._moved_at = now
+                if event.kind == "phase":  # whoever has come so far may be new: from now on its death is seen
+                    self._due.pop("members", None)
             elif event.kind == "ready_line" and self._ready_line_at is None:
                 self._ready_line_at = now
 

@@ -410,6 +410,19 @@ def test_a_needed_worker_that_dies_ends_the_watch(start: Start) -> None:
     assert found.crashed
 
 
+def test_a_worker_that_has_just_come_and_reached_a_phase_is_seen_to_die(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "MEMBERS_SECONDS", 3600.0)
+    start.watch()
+    assert until(lambda: start.told)  # the one look that its own time gives it
+    start.give_birth("worker", "zebra::worker_TP0")
+    start.say("loading stripes")
+    assert until(lambda: any(each.get("phase") == "weights" for each in start.told))
+    start.do("worker.kill(); worker.wait()")
+    start.failed("worker_died")
+
+
 @pytest.mark.parametrize(("last_words", "cause"), [("", "worker_died"), ("RuntimeError: no oats", "crashed")])
 def test_a_launcher_that_says_what_it_died_of_did_not_follow_its_worker(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_words: str, cause: str
