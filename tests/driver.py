@@ -51,6 +51,15 @@ class Done:
         return f"exit {self.code}\n{self.stdout}\n{self.stderr}"
 
 
+def wait_for_stage(process: Any, stage: str) -> dict[str, Any]:
+    """Read a command's JSON lines up to the beginning of ``stage``."""
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if event.get("event") == "stage_start" and event["stage"] == stage:
+            return event
+    raise AssertionError(f"{stage} never began")
+
+
 @dataclass(frozen=True)
 class Driver:
     """An inventory directory, and the commands on it.

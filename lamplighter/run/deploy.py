@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import secrets
 import socket
@@ -21,6 +20,7 @@ from lamplighter.release.release import TREATMENT, Release, build_release, serve
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.session import NoAnswer, converse
 from lamplighter.run.ssh import Node
+from lamplighter.run.ssh_config import local_user
 
 OnEvent = Callable[[Event], None]
 
@@ -410,7 +410,7 @@ def _once_more(request: Mapping[str, Any], run: Follower) -> dict[str, Any]:
 
 def whoever_asks() -> str:
     """Name the person and the machine that ask, for those who meet the lock."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"{local_user()}@{socket.gethostname()}"
 
 
 def new_run_id() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from tests.driver import eventually
+from tests.driver import eventually, wait_for_stage
 from tests.lab.conftest import Box
 
 SPEED = "LAMPLIGHTER_TEST_SPEED"
@@ -34,13 +34,7 @@ def secretive(box: Box, monkeypatch: pytest.MonkeyPatch) -> Box:
 def held_at(box: Box, stage: str, *words: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A command, up to the beginning of a stage: its process, and the event of that."""
     with box.driver.started(*words, "--json", "--host", "box") as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
-            if event.get("event") == "stage_start" and event["stage"] == stage:
-                yield process, event
-                return
-        raise AssertionError(f"{stage} never began")
+        yield process, wait_for_stage(process, stage)
 
 
 def environment_of(pid: int) -> bytes:

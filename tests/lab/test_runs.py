@@ -21,21 +21,12 @@ import pytest
 
 from lamplighter.node.events import Exit
 from lamplighter.node.observe import ports
-from tests.driver import eventually
+from tests.driver import eventually, wait_for_stage
 from tests.faults import puppet
 from tests.lab.conftest import Box
 
 #: For a server that hangs until somebody ends it, however long that takes here.
 PATIENT = {"stall": 600, "ready": 600}
-
-
-def wait_for_stage(process: Any, stage: str) -> dict[str, Any]:
-    """Read a command's JSON lines up to the beginning of ``stage``."""
-    for line in process.stdout:
-        event: dict[str, Any] = json.loads(line)
-        if event.get("event") == "stage_start" and event["stage"] == stage:
-            return event
-    raise AssertionError(f"{stage} never began")
 
 
 def test_cancel_rolls_back_a_run_of_another_command(box: Box) -> None:

@@ -59,6 +59,15 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
     sync_directory(directory)
 
 
+def read_text(path: str) -> Optional[str]:
+    """Return what `write_file` wrote to ``path``; None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def writers_of(path: str) -> list[int]:
     """Return the pids of those who began to write the file ``path`` and have not ended that."""
     directory, name = os.path.split(path)

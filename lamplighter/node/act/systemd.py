@@ -383,7 +383,7 @@ def commit(order: Order, home: ServerHome, launched: Launched) -> None:
         _let_go(manager, unit)
         return
     path = os.path.join(manager.directory, unit.name)
-    before = _text_of(path)
+    before = files.read_text(path)
     text = unit_text(order, home, manager, "on-failure")
     files.make_directory(manager.directory)
     try:
@@ -430,7 +430,7 @@ def edited_by_hand(home: ServerHome) -> Optional[str]:
     record = read_json(home.unit) or {}
     unit = unit_in(record)
     unit = unit if unit is not None else unit_for(home.name)
-    text = _text_of(os.path.join(Manager(unit.manager_uid).directory, unit.name))
+    text = files.read_text(os.path.join(Manager(unit.manager_uid).directory, unit.name))
     if text is None or text == record.get("text"):
         return None
     if not record.get("text"):
@@ -507,14 +507,6 @@ def _drop_runtime(manager: Manager, unit: Unit) -> None:
 def _drop(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def _text_of(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:
-        return None
 
 
 # -------------------------------------------------------------------------------------------------- look, stop

@@ -73,19 +73,13 @@ def _is_complete(release: ReleaseDirectory, wanted: dict[str, Any]) -> bool:
 def _place_for(home: ServerHome, digest: str, environment: str, plan: dict[str, Any]) -> ReleaseDirectory:
     """Return the release of that digest that has this environment and plan, or has lost them; else a free place."""
     alike = home.releases_of(digest)
-    fitting = [each for each in alike if each.read_plan() in (plan, None) and _text(each.env) in (environment, None)]
+    fitting = [
+        each for each in alike if each.read_plan() in (plan, None) and files.read_text(each.env) in (environment, None)
+    ]
     if fitting:
         return next((release for release in fitting if release.is_complete()), fitting[0])
     number = max((release.number for release in alike), default=0) + 1
     return home.release(digest if number == 1 else f"{digest}.{number}")
-
-
-def _text(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:
-        return None
 
 
 def _environment(run: Run) -> str:
