@@ -17,9 +17,6 @@ from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.observe import facts, gpus, holders, processes
 from lamplighter.node.plan import Plan
 
-#: From the beginning of one sample to the next. facts: memory reads 0 within 0.2 to 1.5 s of the kill.
-SAMPLE_SECONDS = 0.3
-
 #: In the file of what was learned: the driver under which it was.
 DRIVER = "driver"
 
@@ -87,7 +84,7 @@ def await_freed(
         if watch.reason != told and not is_said_later:
             told = watch.reason
             tell(f"{verdict.word}: {watch.reason}{scanned}", gpus=memory_of(verdict))
-        time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - sampled_at)))
+        time.sleep(max(0.0, gpus.SAMPLE_SECONDS - (time.monotonic() - sampled_at)))
 
 
 def _limit(plan: Plan, watch: gpus.FreedWatch, began: float, now: float) -> Optional[str]:

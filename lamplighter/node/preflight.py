@@ -10,7 +10,6 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import time
 from typing import Any, Iterable, Mapping, Optional
 
 from lamplighter.node import events, freed
@@ -27,8 +26,6 @@ METADATA_SECONDS = 20.0
 #: Below it are system users, whose shared memory logind leaves alone.
 SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
-#: Measured: up to 1.5 s with pinned host memory, 0.3 s without.
-TEARDOWN_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,15 +332,7 @@ def resolve_gpus(plan: Plan) -> gpus.Resolved:
 
 def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
     """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    baseline = freed.read_baseline(home)
-    deadline = time.monotonic() + TEARDOWN_SECONDS
-    while True:
-        sample = gpus.take_sample()
-        verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, allow=plan.allow)
-        is_passing = verdict.word == gpus.UNKNOWN or (verdict.word == gpus.HELD and not verdict.holders)
-        if not is_passing or gpus.unreadable(sample) is not None or time.monotonic() > deadline:
-            return verdict
-        time.sleep(freed.SAMPLE_SECONDS)
+    return gpus.settle(uuids, freed.read_baseline(home), plan.allow)[1]
 
 
 def unfit_gpus(uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:

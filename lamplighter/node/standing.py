@@ -439,12 +439,15 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
     """Return everything that checks may ask about the node and this server. Takes about a second on a GPU node."""
     record = launcher.read_record(home)
     members = members_of(record) if record is not None else []
-    ours = [process.pid for process in members]
     main = launcher.present(record).main if record is not None else None
     place = os.path.expanduser(plan.model)
     found = facts.node_facts(plan.gpus, [home.path, "~/.cache", "/tmp", *([place] if os.path.isabs(place) else [])])  # noqa: S108
     uuids = found["wanted"]["uuids"]
     report = reach.live_report(home)
+
+    def ours() -> List[int]:
+        return [process.pid for process in members_of(record)] if record is not None else []
+
     return {
         **found,
         "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow),

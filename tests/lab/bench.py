@@ -18,7 +18,7 @@ from lamplighter.node import freed, preflight
 from lamplighter.node.act import stop
 from lamplighter.node.act.launcher import Launched
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe import gpus, ownership, processes
 from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
@@ -135,7 +135,7 @@ def furnish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     node = tmp_path / "box"
     monkeypatch.setenv("PATH", f"{node}/bin:/usr/local/bin:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(node / "home"))
-    monkeypatch.setattr(freed, "SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr(gpus, "SAMPLE_SECONDS", 0.05)
     runner = tmp_path / "runner"
     zipfile.ZipFile(io.BytesIO(pack().data)).extractall(runner)
     living = Living()

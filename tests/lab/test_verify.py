@@ -77,6 +77,27 @@ def test_states_of_the_node_are_found_by_the_check_they_belong_to(box: Box) -> N
         assert bad(outcomes(opened, box)) == set()
 
 
+@pytest.mark.parametrize("teardown", ["no-data", "empty"])
+def test_memory_that_outlives_its_process_for_a_moment_is_nobodys_fault(box: Box, teardown: str) -> None:
+    assert box.deploy().code == Exit.OK
+    node = box.directory / "box"
+    with session(box) as opened:
+        control.inject(node, teardown=teardown, release=1.5)
+        with control.stranger(node, 2000, gpu=1):
+            pass
+        found = outcomes(opened, box, "accounted or foreign")
+        assert set(found) == {"gpu_memory_is_accounted_for", "no_foreign_holder"}
+        assert bad(found) == set()
+
+    control.inject(node, teardown="no-data", release=3600)
+    with control.stranger(node, 2000, gpu=1):
+        pass
+    with session(box) as opened:
+        found = outcomes(opened, box, "accounted or foreign")
+    assert bad(found) == {"gpu_memory_is_accounted_for"}
+    assert "is listed but does not exist" in found["gpu_memory_is_accounted_for"]["evidence"]
+
+
 def test_files_and_processes_of_the_server_are_checked(box: Box) -> None:
     assert box.deploy().code == Exit.OK
     (box.state / "current" / "env").chmod(0o644)

@@ -267,3 +267,19 @@ def test_a_process_that_waits_for_a_moment_is_not_stuck(monkeypatch: pytest.Monk
     still = processes.Activity(7, 7)
     monkeypatch.setattr(facts.processes, "activity", lambda pid: still)
     assert [each["pid"] for each in facts.stuck({me.pid: waiting})] == [me.pid]
+
+
+def test_a_process_that_the_server_starts_during_the_look_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid = "GPU-11111111-2222-3333-4444-555555555555"
+    pids = [4242, 4243]
+    sample = gpus.Sample(gpus.Answer(0, "", ""), gpus.Answer(0, "", ""))
+    started: list[int] = []
+
+    def settle(*_: object) -> tuple[gpus.Sample, gpus.Verdict]:
+        started.extend(pids)
+        return sample, gpus.Verdict(gpus.HELD, tuple(pids), "", (), (), ())
+
+    monkeypatch.setattr(gpus, "settle", settle)
+    monkeypatch.setattr(gpus, "device_holders", lambda: gpus.DeviceHolders({}, complete=True))
+    found = facts.holder_facts([uuid], {}, lambda: started[:1], ())
+    assert [(each["pid"], each["is_ours"]) for each in found["holders"]] == [(4242, True), (4243, False)]

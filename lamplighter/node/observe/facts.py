@@ -13,9 +13,9 @@ import os
 import platform
 import re
 import time
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.observe import gpus, holders, ports, processes
 from lamplighter.node.observe.processes import Process
 
 #: What is asked of every GPU beyond what a verdict needs; a driver that does not know one leaves it out.
@@ -142,21 +142,27 @@ def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]]) -> Dict[str, Any]:
 
 
 def holder_facts(
-    uuids: Sequence[str], baseline: Mapping[str, Optional[int]], ours: Collection[int], allow: Collection[str]
+    uuids: Sequence[str],
+    baseline: Mapping[str, Optional[int]],
+    ours: Callable[[], Collection[int]],
+    allow: Collection[str],
 ) -> Dict[str, Any]:
-    """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not."""
+    """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
+
+    ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on starting processes.
+    """
     if not uuids:
         return {"word": None, "reason": "the server uses no GPU", "holders": [], "open": [], "complete": True}
-    sample = gpus.take_sample(SMI_SECONDS)
-    verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, ours, allow)
-    found = gpus.device_holders()
-    foreign = gpus.foreign_holders(found, sample, uuids, ours, allow)
+    sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS)
+    known = ours()
+    scan, opened = holders.lastingly_open(sample, uuids, {*known, *verdict.holders}, allow)
+    known = {*known, *ours()}
     return {
         "word": verdict.word,
         "reason": verdict.reason,
-        "holders": [_holder(pid, ours) for pid in verdict.holders],
-        "open": [_holder(pid, ours) for pid in foreign],
-        "complete": found.complete,
+        "holders": [_holder(pid, known) for pid in verdict.holders],
+        "open": [_holder(pid, known) for pid in opened],
+        "complete": scan.complete,
     }
 
 

@@ -43,7 +43,7 @@ def look(
     everywhere = holders_by_gpu(sample)
     wanted = {uuid.lower() for uuid in uuids}
     neighbours = frozenset(pid for pid, where in everywhere.items() if not where & wanted) - set(verdict.holders)
-    opened = _lastingly_open(sample, uuids, {*ours, *verdict.holders}, allow)
+    _, opened = lastingly_open(sample, uuids, {*ours, *verdict.holders}, allow)
     return Evidence(
         table,
         gpu_holders=frozenset(verdict.holders) | opened.keys(),
@@ -83,17 +83,19 @@ def holders_by_gpu(sample: gpus.Sample) -> dict[int, set[str]]:
     return found
 
 
-def _lastingly_open(
+def lastingly_open(
     sample: gpus.Sample, uuids: Sequence[str], known: Collection[int], allow: Collection[str]
-) -> dict[int, str]:
-    found = open_devices(gpus.device_holders(), sample, uuids, known, allow)
+) -> tuple[gpus.DeviceHolders, dict[int, str]]:
+    """Return the first scan, and who has a GPU's device open at every look: see ``open_devices``."""
+    scan = gpus.device_holders()
+    found = open_devices(scan, sample, uuids, known, allow)
     for _ in range(LOOKS - 1):
         if not found:
             break
         time.sleep(APART_SECONDS)
         again = open_devices(gpus.device_holders(), sample, uuids, known, allow)
         found = {pid: place for pid, place in found.items() if pid in again}
-    return found
+    return scan, found
 
 
 def open_devices(
