@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Optional
 
-from lamplighter.node.act import launcher
+from lamplighter.node.act import launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.preflight import what_serves
@@ -147,7 +147,8 @@ def _leave_alone(run: Run, failure: StageFailure) -> None:
     """End a run that failed before it touched anything."""
     serving = what_serves(run.home)
     now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
-    if failure.exit_code == Exit.LOCKED and not run.locks:  # the server's own lock comes first: another run has it
+    # The server's own lock comes first: without it, another run has it or had it a moment ago.
+    if not run.locks and (failure.exit_code == Exit.LOCKED or lock.holder_of(run.home.lock) is not None):
         now = "the other run decides what serves"
     outcome = "failed" if failure.exit_code == Exit.NOT_FREED else "refused"
     run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", serving)

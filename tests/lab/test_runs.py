@@ -338,6 +338,14 @@ def test_who_serves_is_left_to_the_run_that_has_the_lock(box: Box) -> None:
         assert f"run {run}" in part["message"]
         assert part["message"].endswith("the other run decides what serves")
         assert "./inv attach --host box --server demo shows it live" in part["hint"]
+        with box.driver.started("stop", "--wait", "600", "--json", "--host", "box") as waiter:
+            waiting = wait_for_stage(waiter, "lock")["run"]
+            (box.state / "runs" / waiting / "cancel.json").write_text('{"by": "the test"}')
+            assert waiter.stdout is not None
+            report = json.loads(waiter.stdout.read().splitlines()[-1])["report"]
+            assert waiter.wait(120) == Exit.INTERRUPTED
+        part = report["hosts"]["box"]["servers"]["demo"]
+        assert part["message"].endswith("nothing was touched: the other run decides what serves")
         box.run("cancel")
         process.wait(120)
 
