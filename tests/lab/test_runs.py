@@ -400,7 +400,6 @@ class Wire:
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._is_closed = False
         threading.Thread(target=self._let_in, daemon=True).start()
 
     def _let_in(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Container, Handle, Identity, Process, Unit
+from tests.node.living import process_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,19 +49,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 SLEEP = "import time; print('up'); time.sleep(60)"
 
 
-def until(question: Callable[[], object], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if question():
-            return True
-        time.sleep(0.005)
-    return False
-
-
 def identity_of(pid: int) -> Identity:
-    process = processes.read_process(pid)
-    assert process is not None
-    return process.identity
+    return process_of(pid).identity
 
 
 def kill_and_wait(pid: int) -> None:
