@@ -90,7 +90,7 @@ def await_freed(
 def _limit(plan: Plan, watch: gpus.FreedWatch, began: float, now: float) -> Optional[str]:
     """Say why waiting is over although it is not decided; None while it may go on."""
     still = now - (began if watch.progress_at is None else watch.progress_at)
-    if still > plan.timeouts.free:
+    if still > plan.timeouts.free and not watch.is_about_to_decide:
         return f"nothing has changed for {still:.0f} s (timeouts.free)"
     if now - began > LONGEST_SECONDS:
         return f"waited {now - began:.0f} s in all"

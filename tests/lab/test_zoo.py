@@ -382,6 +382,14 @@ def test_memory_that_nobody_holds_and_that_stays_ends_the_wait_after_a_minute(be
     assert 80 <= clock.now <= 100
 
 
+def test_what_is_free_is_seen_again_however_short_the_wait(bench: Bench, clock: Leaps) -> None:
+    assert isinstance(wait_for(bench, clock, 0.5, itertools.repeat(0)), freed.Freed)
+    found = wait_for(bench, clock, 0.5, itertools.chain([0, 0], itertools.repeat(9000)))
+    assert isinstance(found, freed.NotFreed)
+    assert "timeouts.free" in found.reason
+    assert clock.now < 100
+
+
 def test_our_own_that_stay_are_waited_for_as_long_as_the_inventory_says(bench: Bench, clock: Leaps) -> None:
     pid = bench.living.titled(TITLE).pid
     found = wait_for(bench, clock, 100, itertools.repeat(7000), [pid])

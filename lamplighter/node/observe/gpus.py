@@ -749,6 +749,11 @@ class FreedWatch:
             return FLAT
         return WAITING
 
+    @property
+    def is_about_to_decide(self) -> bool:
+        """All is free in the last sample, and only has to be seen again: no time limit says otherwise."""
+        return 0 < self._streak < self.needed
+
     def _note_progress(self, verdict: Verdict, ours_alive: Collection[int], now: float) -> None:
         here = frozenset((*ours_alive, *verdict.holders))
         used = verdict.used_mib
