@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory.schema import ConnectionSpec, Server, check_host, check_server
+from lamplighter.inventory.schema import ConnectionSpec, Server, check_host, check_server, check_thresholds
 from lamplighter.inventory.sources import (
     Origin,
     Problems,
@@ -163,6 +163,7 @@ class Inventory:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
         merged = self._under_servers(merge_all(self._layers(name)))
+        self._check_thresholds(merged, problems)
         variables = strip(merged)
         checked = check_host(name, variables, problems)
         servers = self._servers(variables, problems)
@@ -190,15 +191,27 @@ class Inventory:
         servers = (merged.entries or {}).get("servers")
         if servers is None or servers.entries is None:
             return merged
-        common = (self._defaults.get("node", _EMPTY).entries or {}).get("server", _EMPTY)
-        laid = {}
-        for name, server in servers.entries.items():
-            engine = (server.entries or {}).get("engine")
-            of_engine = _EMPTY
-            if engine is not None and isinstance(engine.data, str) and engine.data != "node":
-                of_engine = self._defaults.get(engine.data, _EMPTY)
-            laid[name] = server if server.entries is None else merge(merge(common, of_engine), server)
+        laid = {
+            name: server if server.entries is None else merge(self._below(server), server)
+            for name, server in servers.entries.items()
+        }
         return replace(merged, data={**(merged.entries or {}), "servers": replace(servers, data=laid)})
+
+    def _below(self, server: Value) -> Value:
+        """The defaults of the roles for this server."""
+        common = (self._defaults.get("node", _EMPTY).entries or {}).get("server", _EMPTY)
+        engine = (server.entries or {}).get("engine")
+        of_engine = _EMPTY
+        if engine is not None and isinstance(engine.data, str) and engine.data != "node":
+            of_engine = self._defaults.get(engine.data, _EMPTY)
+        return merge(common, of_engine)
+
+    def _check_thresholds(self, merged: Value, problems: Problems) -> None:
+        servers = (merged.entries or {}).get("servers", _EMPTY)
+        for name, server in (servers.entries or {}).items():
+            defaults = (self._below(server).entries or {}).get("checks", _EMPTY)
+            checks = (server.entries or {}).get("checks", _EMPTY)
+            check_thresholds(f"servers.{name}.checks", defaults, checks, problems)
 
     def _servers(self, variables: Value, problems: Problems) -> dict[str, Server] | None:
         found = (variables.entries or {}).get("servers", _EMPTY)

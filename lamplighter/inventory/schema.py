@@ -8,9 +8,9 @@ Pure. ``check_host`` and ``check_server`` turn merged values into frozen objects
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,11 @@ from pydantic import (
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_mean, plain
+
+#: What a check may be; numbers and lists beside them are thresholds.
+LEVELS = ("blocker", "warning", "off")
+#: Seconds that no setting reaches: some months.
+_LONGEST = 1e7
 
 # Keys that look reasonable and are not taken, with what to do instead.
 _INSTEAD = {
@@ -71,8 +76,12 @@ def _whole(low: int, high: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e7:
+    if not _is_number(value) or not 0 < value < _LONGEST:
         raise _Unfit("must be a number of seconds above 0")
     return float(value)
 
@@ -165,7 +174,7 @@ def _check_name(value: str) -> str:
 def _check(value: object) -> object:
     if value is False:  # YAML reads the bare word off as false
         return "off"
-    if value in ("blocker", "warning", "off") or (isinstance(value, int | float) and value is not True):
+    if value in LEVELS or _is_number(value):
         return value
     if isinstance(value, list | tuple) and all(_is_word(each) for each in value):
         return tuple(value)
@@ -335,6 +344,34 @@ def check_server(name: str, value: Value, problems: Problems) -> Server | None:
     _no_variable_is_also_secret(written, path, problems)
     server = _validate(Server, written, path, problems, name=name)
     return server if len(problems) == before else None
+
+
+def check_thresholds(path: str, defaults: Value, checks: Value, problems: Problems) -> None:
+    """Note each threshold of a role (``defaults``) that a null drops from ``checks``, or that is of another kind."""
+    below = {name: each for name, each in (defaults.entries or {}).items() if not _is_level(each)}
+    given = checks.entries or {}
+    dropped = [name for name in below if name not in given]
+    if dropped and (checks.data is None or checks.entries is not None):
+        names = ", ".join(dropped)
+        problems.add(checks.origin, f"{path}: a null drops {names}, which checks go by: change single ones instead")
+    for name, default in below.items():
+        value = given.get(name, default)
+        kind, fits = _kind_of_threshold(name, default)
+        if not fits(plain(value)):
+            role = f"as the role's {default.text or 'own'} ({default.origin})"
+            problems.add(value.origin, f"{path}.{name}: must be {kind}, {role}; found {value.describe()}")
+
+
+def _is_level(value: Value) -> bool:
+    return value.data is False or value.data in LEVELS
+
+
+def _kind_of_threshold(name: str, default: Value) -> tuple[str, Callable[[object], bool]]:
+    if isinstance(default.data, tuple):
+        return "a list", lambda value: isinstance(value, tuple)
+    if name.endswith("_seconds"):
+        return "a number of seconds above 0", lambda value: _is_number(value) and 0 < value < _LONGEST
+    return "a number", _is_number
 
 
 def resolve_secrets(server: Server) -> dict[str, str]:

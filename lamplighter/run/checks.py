@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,9 +32,8 @@ from typing import Any
 import pytest
 
 from lamplighter.errors import LamplighterError, UsageError
+from lamplighter.inventory.schema import LEVELS
 from lamplighter.run.verify import BLOCKS, ERROR, SKIPPED, WARNING, CheckResult
-
-LEVELS = ("blocker", "warning", "off")
 
 #: The threshold after which a check is ended, and its value where nobody sets it: seconds.
 OVERDUE = "check_seconds"
@@ -138,22 +137,18 @@ def run_checks(
     directories: Sequence[Path],
     settings: Mapping[str, Any] | None = None,
     only: str = "",
-    thresholds: Mapping[str, Any] | None = None,
+    thresholds: Collection[str] = (),
     connect: Callable[[], None] = lambda: None,
 ) -> list[CheckResult]:
     """Run the check files below ``directories`` with these fixtures; return what each found.
 
-    ``settings`` are the inventory's ``checks``; ``thresholds`` those that roles set, which hold where the inventory
-    says nothing of use; ``connect`` is called when all checks are collected: a login may travel until then. pytest runs
-    in this process: not for several threads at once. Raises UsageError for an ``only`` that is no expression,
-    KeyboardInterrupt, and what ``connect`` raises.
+    ``settings`` are the inventory's ``checks``; ``thresholds`` name those that roles set; ``connect`` is called when
+    all checks are collected: a login may travel until then. pytest runs in this process: not for several threads at
+    once. Raises UsageError for an ``only`` that is no expression, KeyboardInterrupt, and what ``connect`` raises.
     """
-    defaults = {OVERDUE: OVERDUE_SECONDS, **(thresholds or {})}
-    settings = {OVERDUE: defaults[OVERDUE], **(settings or {})}
-    unfit = {name: why for name, value in defaults.items() if (why := _unfit(name, settings.get(name), value))}
-    levels = {name: value for name, value in settings.items() if value in LEVELS and name not in unfit}
-    known = {name: value for name, value in settings.items() if value not in LEVELS and name not in unfit}
-    limits = Limits({**known, **{name: defaults[name] for name in unfit}})
+    settings = {OVERDUE: OVERDUE_SECONDS, **(settings or {})}
+    levels = {name: value for name, value in settings.items() if value in LEVELS}
+    limits = Limits({name: value for name, value in settings.items() if value not in LEVELS})
     fixtures = _Fixtures(host, subject, ask_facts, limits)
     collector = _Collector(levels, fixtures, directories, connect)
     words = [
@@ -184,8 +179,7 @@ def run_checks(
     elif not results:
         why = f"no check is chosen by {only}" if only else "there is no check"
         results += [CheckResult("checks", "did any check run", "blocker", ERROR, why, 0.0)]
-    told = [_misnamed(name, why) for name, why in unfit.items() if not only or name in limits.used]
-    return results + told + ([] if only else _unknown_names(levels, limits, collector, frozenset(defaults)))
+    return results + ([] if only else _unknown_names(levels, limits, collector, frozenset((OVERDUE, *thresholds))))
 
 
 @contextlib.contextmanager
@@ -221,24 +215,6 @@ def _place_of(error: BaseException, directories: Sequence[Path]) -> str:
     return f"{place}{_last_line(traceback.format_exception_only(error)[-1])}"
 
 
-def _unfit(name: str, value: Any, default: Any) -> str:
-    """Say why ``value`` cannot be the threshold that a role sets to ``default``; "" where it can."""
-    if isinstance(default, tuple):
-        kind, fits = "a list", isinstance(value, list | tuple)
-    else:
-        kind, fits = "a number", isinstance(value, int | float)
-        if name == OVERDUE:
-            kind, fits = "a number above 0", fits and 0 < value < threading.TIMEOUT_MAX
-    if fits:
-        return ""
-    said = "null" if value is None else list(value) if isinstance(value, tuple) else value
-    return f"checks.{name}: must be {kind}, as the role's {default}; found {said}"
-
-
-def _misnamed(name: str, why: str) -> CheckResult:
-    return CheckResult(name, "is every name under checks known", "blocker", ERROR, why, 0.0)
-
-
 def _unknown_names(
     levels: Mapping[str, str], limits: Limits, collector: _Collector, thresholds: frozenset[str]
 ) -> list[CheckResult]:
@@ -253,7 +229,7 @@ def _unknown_names(
             said = f"checks.{name}: is " + (
                 f"a check: blocker, warning or off; found {limits[name]}" if name in limits else "a threshold: a number"
             )
-        found.append(_misnamed(name, said))
+        found.append(CheckResult(name, "is every name under checks known", "blocker", ERROR, said, 0.0))
     return found
 
 

@@ -81,7 +81,7 @@ def _results(session: HostSession, server: Server, inventory: Path, only: str) -
             _directories(server, session.project, inventory),
             server.checks,
             only,
-            _defaults(server, session.project),
+            _thresholds(server, session.project),
             connect=backend.shell.open,  # where nobody answers, that is one error, and not one of every check
         )
     finally:
@@ -276,16 +276,14 @@ def _directories(server: Server, project: Path, inventory: Path) -> list[Path]:
     return [directory for directory in wanted if directory.is_dir()]
 
 
-def _defaults(server: Server, project: Path) -> dict[str, Any]:
-    """Return the thresholds that the roles set."""
+def _thresholds(server: Server, project: Path) -> set[str]:
+    """Return the names of the thresholds that the roles set."""
     found: dict[str, Any] = {}
     for role in ("node", server.engine):
         path = project / "roles" / role / "defaults.yml"
         said: Any = plain(read_mapping(path, Problems())) if path.exists() else {}
         found |= (said.get("server") or said).get("checks") or {}
-    return {
-        name: value for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False
-    }
+    return {name for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False}
 
 
 def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts]) -> ServerUnderCheck:

@@ -480,6 +480,43 @@ def test_defaults_of_the_node_and_the_engine_lie_below_a_server() -> None:
     assert "servers.s.timeouts.free" not in host.origins
 
 
+ROLE_CHECKS = "server: {checks: {no_xid: blocker, quiet: off, shm_free_gib: 4, check_seconds: 300, names: [a]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        (
+            "{shm_free_gib: warning}",
+            ".shm_free_gib: must be a number, as the role's 4 {role}; found the text 'warning'",
+        ),
+        ("{shm_free_gib: off}", ".shm_free_gib: must be a number, as the role's 4 {role}; found false (written off)"),
+        ("{shm_free_gib: [1, 2]}", ".shm_free_gib: must be a number, as the role's 4 {role}; found a list"),
+        ("{shm_free_gib: null}", ".shm_free_gib: must be a number, as the role's 4 {role}; found nothing"),
+        (
+            "{check_seconds: 0}",
+            ".check_seconds: must be a number of seconds above 0, as the role's 300 {role}; found the number 0",
+        ),
+        ("{names: 1}", ".names: must be a list, as the role's own {role}; found the number 1"),
+        (
+            "null",
+            ": a null drops shm_free_gib, check_seconds, names, which checks go by: change single ones instead",
+        ),
+        ("{shm_free_gib: 0.5, check_seconds: 1, names: [], no_xid: off, quiet: warning, own: [3]}", None),
+    ],
+)
+def test_a_threshold_stays_of_its_kind(checks: str, expected: str | None) -> None:
+    text = f"all:\n  hosts:\n    a:\n      servers:\n        s: {{engine: demo, model: m, port: 1, checks: {checks}}}\n"
+    inventory = load({"roles/node/defaults.yml": ROLE_CHECKS, "inventory/hosts.yml": text})
+    if expected is None:
+        assert inventory.host("a").servers["s"].checks["own"] == (3,)
+        return
+    with pytest.raises(InventoryError) as caught:
+        inventory.host("a")
+    said = expected.format(role="(roles/node/defaults.yml:1)")
+    assert str(caught.value) == f"inventory/hosts.yml:5: servers.s.checks{said}"
+
+
 def test_a_null_in_the_inventory_cuts_the_engines_defaults_too() -> None:
     host = load(
         {

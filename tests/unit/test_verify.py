@@ -324,31 +324,6 @@ def test_a_misspelt_name_under_checks_is_an_error_of_its_own() -> None:
     assert "did you mean shm_free_gib?" in found["shm_fre_gib"].evidence
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("warning", "must be a number, as the role's 5; found warning"),
-        ([1, 2], "must be a number, as the role's 5; found [1, 2]"),
-        (None, "must be a number, as the role's 5; found null"),
-    ],
-)
-def test_what_is_no_threshold_is_told_and_that_of_the_role_holds(value: Any, words: str) -> None:
-    settings = {"nvidia_smi_seconds": tuple(value) if isinstance(value, list) else value}
-    for only in ("", "smi_is_quick"):
-        found = check(only, settings=settings)
-        assert found["nvidia_smi_is_quick"].outcome == "passed"
-        assert found["nvidia_smi_seconds"].outcome == "error"
-        assert found["nvidia_smi_seconds"].evidence == f"checks.nvidia_smi_seconds: {words}"
-    assert set(check("stuck", settings=settings)) == {"no_process_is_stuck"}
-
-
-@pytest.mark.parametrize("seconds", [0, -4, (3,), "off"])
-def test_a_time_that_is_none_ends_no_check(seconds: Any) -> None:
-    found = check("stuck", settings={"check_seconds": seconds})
-    assert found["no_process_is_stuck"].outcome == "passed"
-    assert "must be a number above 0" in found["check_seconds"].evidence
-
-
 def test_a_number_for_a_check_is_no_level() -> None:
     found = check(settings={"no_xid": 5})["no_xid"]
     assert (found.outcome, found.evidence) == ("error", "checks.no_xid: is a check: blocker, warning or off; found 5")
