@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Optional
 
+from lamplighter.node import standing
 from lamplighter.node.act import launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
@@ -131,6 +132,9 @@ def _serves_all_the_same(run: Run, name: str, failure: StageFailure) -> bool:
 
     A disk that refuses the records of the new one would refuse those of the old one as well, and so would a defect.
     """
+    has_died = failure.exit_code in (Exit.CRASHED, Exit.NOT_READY) and failure.cause != "no_writes"
+    if has_died:
+        return False
     if name == "commit":
         return failure.cause in ("no_writes", "internal")
     return name == "confirm" and failure.cause != "cancelled" and not _goes_back(run)
@@ -161,7 +165,8 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
     if serving is not None:
         run.end("failed", failure.exit_code, f"{failure.message}; it is still serving", serving)
         return
-    is_to_blame = failure.stage in ("ready", "confirm") and failure.cause not in ("cancelled", "internal", "no_writes")
+    innocent = ("cancelled", "internal", "no_writes", "launcher")
+    is_to_blame = failure.stage in ("ready", "confirm", "commit") and failure.cause not in innocent
     target = releases.rollback_target(run, is_to_blame=is_to_blame)
     if failed is not None and is_to_blame:
         with contextlib.suppress(OSError):  # a full disk costs us a word in `releases`, not the rollback
@@ -199,6 +204,7 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
         return None
     if target is None:
         return "no earlier good release on this node"
+    _tell_damage(run, target)
     releases.use(run, target)
     swap.wait_until_freed(run)
     swap.launch_release(run, target, run.directory.launch("old"))
@@ -209,3 +215,14 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     except OSError as error:  # it serves, which is more than a record of it
         run.warn(f"the record of what serves could not be written: {error}", "mend the file system, then deploy again")
     return None
+
+
+def _tell_damage(run: Run, target: ReleaseDirectory) -> None:
+    """Say why another release than the current one is put back."""
+    current = run.home.current_release()
+    damage = standing.damage(current) if current is not None and current.name != target.name else []
+    if current is not None and damage:
+        run.warn(
+            f"release {current.name} is damaged ({damage[0]}): {target.name}, the newest good one, is started instead",
+            f"`{run.invocation('deploy')}` of what made it writes it anew",
+        )

@@ -195,6 +195,11 @@ def _in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) 
     return found + drift.of_digests(drift.RELEASE, modes, modes_now)
 
 
+def damage(release: ReleaseDirectory) -> List[Difference]:
+    """Return what of a release is no longer as it was written, or gone; nothing is known of what has no digests."""
+    return _in_release(release, None) + ([] if os.path.isfile(release.env) else _in_env_mode(release))
+
+
 def _in_env_mode(release: ReleaseDirectory) -> List[Difference]:
     """The file of secrets, which every release has: no digest knows what is in it, its mode is always the same."""
     return drift.of_digests(drift.RELEASE, {"env mode": "0600"}, {"env mode": _mode(release.env)})

@@ -34,7 +34,7 @@ from tests.nodes.park import NodePark, why_no_systemd
 
 SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
 STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
-BEFORE, AFTER = STAGES[:5], STAGES[5:]
+BEFORE, LATE = STAGES[:5], STAGES[7:]
 
 Process = subprocess.Popen  # of the control side
 #: Exit codes and what answers afterwards: old, new, none.
@@ -166,6 +166,13 @@ def cancel_on_a_full_disk(ground: Ground, process: Any) -> None:
 
 def kill_worker(ground: Ground, process: Any) -> None:
     ground.node.exec(["kill", "-9", str(ground.held_worker())])
+
+
+def kill_server(ground: Ground, process: Any) -> None:
+    """All of it at once, as a kernel out of memory, or a person, may do."""
+    pids = [str(pid) for pid, words in ground.node.processes().items() if "lab/launch_server.py" in words]
+    ground.node.exec(["kill", "-9", *pids])
+    eventually(lambda: not ground.launchers())
 
 
 def reboot(ground: Ground, process: Any) -> None:
@@ -316,7 +323,8 @@ FAULTS = (
           few="before `free` the old server has the port, after `start` the new one"),
     Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
-    Fault("log of 1 GB", flood_log, always(FINE), ("ready", "confirm", "commit"), ("ready", "confirm", "commit")),
+    Fault("new server killed", kill_server, always(BACK), LATE, LATE),
+    Fault("log of 1 GB", flood_log, always(FINE), LATE, LATE),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),
     Fault("cancelled from elsewhere", cancel, CANCELLED, ("prove", "free", "ready")),
     Fault("cancelled on a full disk", cancel_on_a_full_disk, CANCELLED, ("stop", "free", "ready"),
@@ -335,7 +343,7 @@ FAULTS = (
     *(
         Fault(f"new server dies in {phase}", nothing, always(BACK), ("ready",), ("ready",),
               new={"args": {"lab-fail": f"die:{phase}"}}, few=IN_THE_SERVER)
-        for phase in (PHASES[:-1] if SOAK else ("boot", "weights", "graphs"))
+        for phase in (PHASES if SOAK else ("boot", "weights", "graphs", "ready"))
     ),
 )  # fmt: skip
 CELLS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,47 @@ def test_who_cancels_a_restart_gets_back_what_served(box: Box) -> None:
     status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
     assert (status["state"], status["release"]) == ("serving", now)
     assert os.path.basename(os.readlink(box.state / "current")) == now
+
+
+def test_a_server_that_dies_right_after_its_first_answer_is_no_good_release(box: Box) -> None:
+    box.configure(args={"lab-fail": "die:ready"})
+    alone = box.deploy()
+    assert alone.code == Exit.CRASHED, alone
+    assert alone.server("box", "demo")["serving"] is None
+
+    box.configure()
+    assert box.deploy().code == Exit.OK
+    box.configure(args={"lab-fail": "die:ready"})
+    done = box.deploy()
+    assert done.code == Exit.ROLLED_BACK, done
+    assert "died in phase" in done.server("box", "demo")["message"]
+    assert box.serves()
+    assert sorted(row["verdict"] for row in rows_of(box).values()) == ["bad", "good"]
+
+
+@pytest.mark.parametrize("how", ["torn", "without pysite", "without env"])
+def test_the_way_back_passes_over_a_damaged_release(box: Box, how: str) -> None:
+    names = []
+    for number in ("1", "2"):
+        box.configure(env={"NUMBER": number})
+        names.append(box.deploy().server("box", "demo")["release"])
+    current = box.state / "releases" / names[1]
+    if how == "torn":
+        os.truncate(current / "launch.sh", 5)
+    elif how == "without env":
+        (current / "env").unlink()
+    else:
+        shutil.rmtree(current / "pysite")
+
+    box.configure(args={"lab-fail": "die:weights"})
+    done = box.deploy()
+    assert done.code == Exit.ROLLED_BACK, done
+    assert done.server("box", "demo")["serving"]["release"] == names[0]
+    assert any(f"release {names[1]} is damaged" in event.get("message", "") for event in done.events)
+    assert box.serves()
+
+    refused = box.run("rollback", "--json", "--to", names[1])
+    if how != "without env":  # which holds no variable of this server's
+        assert refused.code == Exit.REFUSED, refused
+        assert f"release {names[1]} is damaged (" in refused.server("box", "demo")["hint"]
+    assert box.serves()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 from typing import Collection, Mapping, Optional
 
-from lamplighter.node import envproof, liveproof
+from lamplighter.node import envproof, liveproof, standing
 from lamplighter.node.act import interpreter, launcher, lock
 from lamplighter.node.events import Exit
+from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.observe import processes, startup
+from lamplighter.node.stages.ready import see_it_live
 from lamplighter.node.worker import Run, StageFailure
 
 PROOF_SECONDS = 30.0
@@ -52,17 +54,26 @@ def _prove(run: Run) -> Optional[str]:
             f"the variables would not reach the server: {proof.message}",
             cause="environment",
             evidence="; ".join(f"{d.name}: {d.reason}" for d in proof.differences) or proof.message,
-            hint=f"mend servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again",
+            hint=_how_to_mend(run, run.release),
         )
     count = len(expected.values)
     run.progress(f"{count} variables proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
     return None
 
 
+def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
+    damage = standing.damage(release)
+    if run.request["verb"] == "deploy" or not damage:
+        return f"mend servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"
+    others = f"`{run.invocation('rollback', '--to', 'RELEASE')}` takes another of `{run.invocation('releases')}`"
+    return f"release {release.name} is damaged ({damage[0]}): `{run.invocation('deploy')}` writes it anew; {others}"
+
+
 def confirm(run: Run) -> Optional[str]:
     """Look into every live worker: does each carry the variables, as far as the kernel lets us read it?
 
-    What is found wrong fails the stage; what cannot be read is a warning.
+    What is found wrong fails the stage, and so does a server that has died since it answered; what cannot be read is a
+    warning.
     """
     assert run.launch is not None
     assert run.release is not None
@@ -76,6 +87,7 @@ def confirm(run: Run) -> Optional[str]:
         liveproof.version_of(run.plan, run.engine),
         run.launch.log if run.plan.nccl_proof else None,
     )
+    see_it_live(run)
     if proof.differences:
         if proof.use:
             run.progress(proof.use)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, Optional, Sequence
 
 from lamplighter.node import estimate, readiness
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import causes
+from lamplighter.node.observe import causes, ports, processes
 from lamplighter.node.probe import find_api_key, read_environment
 from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure
@@ -14,21 +14,8 @@ from lamplighter.node.worker import Run, StageFailure
 
 def wait_until_ready(run: Run) -> Optional[str]:
     """Watch the start until the server has answered a question, died, stalled, or run out of time."""
-    assert run.launch is not None
-    assert run.launched is not None
     starts = estimate.earlier_starts(run.home)
-    verdict = readiness.watch(
-        run.plan,
-        run.engine,
-        run.launch,
-        run.launched,
-        find_api_key(run.plan, run.engine, run.release),
-        run.progress,
-        run.heed,
-        warn=run.warn,
-        uuids=run.uuids,
-        starts=starts,
-    )
+    verdict = _watch(run, run.progress, run.warn, starts)
     if isinstance(verdict, NotReady):
         raise _failure(run, verdict)
     command = estimate.command_digest(run.plan)
@@ -44,6 +31,36 @@ def wait_until_ready(run: Run) -> Optional[str]:
     run.new_answered_at = verdict.answered_at
     run.ready_seconds = verdict.seconds
     return None
+
+
+def see_it_live(run: Run) -> None:
+    """Fail as ``wait_until_ready`` does where the server has died, or let its port go, since it answered."""
+    assert run.launched is not None
+    if processes.is_alive(run.launched.main) and ports.listeners(run.plan.port):
+        return
+    verdict = _watch(run, lambda *_, **__: None, lambda *_: None, ())
+    if isinstance(verdict, NotReady):
+        raise _failure(run, verdict)
+
+
+def _watch(
+    run: Run, progress: Callable[..., None], warn: Callable[[str, str], None], starts: Sequence[estimate.Start]
+) -> Ready | NotReady:
+    assert run.launch is not None
+    assert run.launched is not None
+    key = find_api_key(run.plan, run.engine, run.release)
+    return readiness.watch(
+        run.plan,
+        run.engine,
+        run.launch,
+        run.launched,
+        key,
+        progress,
+        run.heed,
+        warn=warn,
+        uuids=run.uuids,
+        starts=starts,
+    )
 
 
 def _failure(run: Run, verdict: NotReady) -> StageFailure:

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import time
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from lamplighter.node import preflight, standing
 from lamplighter.node.act import files, launcher
@@ -16,6 +16,7 @@ from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import environment, swap
 from lamplighter.node.stages.locks import lock_resources
+from lamplighter.node.stages.ready import see_it_live
 from lamplighter.node.worker import Run, StageFailure
 
 
@@ -158,8 +159,12 @@ def commit(run: Run) -> Optional[str]:
 
 
 def make_current(run: Run, release: ReleaseDirectory) -> None:
-    """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record."""
+    """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record.
+
+    Raises StageFailure where its server has died meanwhile; ``current`` is then as before.
+    """
     swap.settle(run)
+    see_it_live(run)
     files.point(run.home.current, os.path.join("releases", release.name))
     launcher.note_ready(run.home, run.record, run.new_answered_at)
     standing.write_down(run)
@@ -167,20 +172,25 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
 
 
 def rollback_target(run: Run, *, is_to_blame: bool) -> Optional[ReleaseDirectory]:
-    """Return the release to go back to: the current one, unless it is itself to blame and another is good."""
+    """Return the release to go back to: the current one, unless it is damaged or to blame and another is good."""
     current = run.home.current_release()
     failed = run.release.name if run.release is not None and is_to_blame else None
-    if current is not None and current.name != failed:
-        return current
     others = [release for release in good_releases(run.home) if release.name != failed]
-    return others[0] if others else current
+    if current is not None and current.name != failed:
+        others.insert(0, current)
+    return _first_whole(others) or current
+
+
+def _first_whole(releases: Sequence[ReleaseDirectory]) -> Optional[ReleaseDirectory]:
+    """Return the first that is as it was written; where there is none, a damaged one may still start."""
+    return next((release for release in releases if not standing.damage(release)), next(iter(releases), None))
 
 
 def earlier_release(home: ServerHome) -> Optional[ReleaseDirectory]:
-    """Return what the verb ``rollback`` takes: the last good release other than the one that was started last."""
+    """Return what ``rollback`` takes: the last good and whole release other than the one that was started last."""
     record, current = launcher.read_record(home), home.current_release()
     leaving = record["release"] if record is not None else current.name if current is not None else None
-    return next((release for release in good_releases(home) if release.name != leaving), None)
+    return _first_whole([release for release in good_releases(home) if release.name != leaving])
 
 
 def good_releases(home: ServerHome) -> list[ReleaseDirectory]:
