@@ -116,7 +116,9 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
             found["state"], found["message"] = "serving", now.note
         found["message"] = _joined(found["message"], lost)
     last = home.all_runs()[-1:]
-    found["last_run"] = _last_run(last[0]) if last else None
+    found["last_run"] = told = _last_run(last[0]) if last else None
+    if found["state"] == "stopped" and told and (told["verb"], told["outcome"]) == ("stop", "stopped"):
+        found["since"], found["message"] = None, _joined(f"run {told['id']} of {told['by']} stopped it", lost)
     return found
 
 
@@ -292,7 +294,7 @@ def cancel(request: dict[str, Any], root: str) -> None:
         return
     directory = home.run(request["to"]) if is_forbidden else _run_to_cancel(home, request.get("to"))
     if directory is None:
-        relay.send({"event": events.RESULT, "error": f"no run of server {home.name} is at work on this node"})
+        relay.send({"event": events.RESULT, "error": _why_nothing_to_cancel(home, request.get("to"))})
         relay.send({"event": events.BYE})
         return
     files.Room.give_back = lambda: _give_back_reserve(directory)
@@ -305,6 +307,16 @@ def cancel(request: dict[str, Any], root: str) -> None:
         relay.send({"event": events.BYE})
         return
     relay.follow(directory, after=int(request.get("after") or 0))
+
+
+def _why_nothing_to_cancel(home: ServerHome, wanted: Optional[str]) -> str:
+    if not wanted:
+        return f"no run of server {home.name} is at work on this node"
+    if not os.path.isdir(home.run(wanted).path):
+        return f"there is no run {wanted} of server {home.name} on this node"
+    known = _last_run(home.run(wanted))
+    how = f"it ended {known['outcome']}" if known["state"] == "ended" else "it was killed"
+    return f"run {wanted} of server {home.name} is not at work: {how}"
 
 
 def _run_told(home: ServerHome, order: Optional[str]) -> Optional[RunDirectory]:
@@ -525,7 +537,8 @@ def attach(request: dict[str, Any], root: str) -> None:
     at_work = (lock.holder_of(home.lock) or {}).get("run")  # not a newer one that was refused because of it
     runs = [run for run in runs if run.run_id == at_work] or runs
     if not runs:
-        relay.send({"event": events.RESULT, "error": f"no run {wanted or ''} of server {home.name} on this node"})
+        which = f"run {wanted}" if wanted else "run"
+        relay.send({"event": events.RESULT, "error": f"no {which} of server {home.name} on this node"})
         relay.send({"event": events.BYE})
         return
     relay.follow(runs[-1], after=int(request.get("after") or 0))

@@ -63,6 +63,7 @@ def _what_happened(part: ServerReport) -> str:
     at = f" at {clean(part.stage)}" if part.stage else ""
     spent = sum(part.durations.values())
     after = f" after {seconds(spent)}" if spent else ""
+    was_ready = any(stage.name == "commit" and stage.ok for stage in part.stages)
     nothing = "; NOTHING IS SERVING" if part.serving is None else f"; {old} is serving"
     sentences: dict[tuple[str, int], str] = {
         ("deployed", Exit.OK): f"{release} is deployed and serving{after}",
@@ -79,9 +80,9 @@ def _what_happened(part: ServerReport) -> str:
         Exit.REFUSED: f"refused{at}; nothing was touched",
         Exit.UNREACHABLE: "unreachable; nothing was touched",
         Exit.NOT_FREED: f"failed{at}, the GPUs were not free for a new server{nothing}",
-        Exit.CRASHED: f"{release} crashed in start-up{nothing}",
+        Exit.CRASHED: f"{release} {'serves no more' if was_ready else 'crashed in start-up'}{nothing}",
         Exit.NOT_READY: f"{release} did not become ready{nothing}",
-        Exit.DEGRADED: f"{release} is serving, but not everything about it is right",
+        Exit.DEGRADED: _degraded(part, release),
         Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
         Exit.LOCKED: "refused, another run is at work on it; nothing was touched",
         Exit.DETACHED: f"{_what_goes_on(part)}{_whereabouts(part)}",
@@ -89,6 +90,12 @@ def _what_happened(part: ServerReport) -> str:
         Exit.TERMINATED: "interrupted; nothing was touched",
     }
     return codes.get(part.exit_code) or f"{clean(part.outcome).replace('_', ' ')}{at}"
+
+
+def _degraded(part: ServerReport, release: str) -> str:
+    if part.serving is None:
+        return f"{release} was put into service, but whether it serves is not known"
+    return f"{release} is serving, but not everything about it is right"
 
 
 def _code(exit_code: int) -> str:
@@ -146,7 +153,8 @@ def _serving_now(part: ServerReport) -> str:
     if part.serving_text:
         return clean(part.serving_text)
     if part.outcome in ("refused", "unreachable") or part.exit_code == Exit.USAGE:
-        return "as before, nothing was touched"
+        had_lock = any(stage.name == "lock" and stage.ok for stage in part.stages)  # else another run may decide it
+        return "nothing, as before: nothing was touched" if had_lock else "as before, nothing was touched"
     if part.outcome == "detached":
         return "not known here; the node decides it without us"
     return "unknown" if part.exit_code in (Exit.INTERNAL, Exit.DEGRADED) else "nothing"

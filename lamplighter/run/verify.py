@@ -156,34 +156,36 @@ def afterwards(
     listen({**events.stage_ended("verify", not failed, time.monotonic() - began, message=message), **where})
     if failed:
         told = f"{len(failed)} of {len(asked)} checks failed: {', '.join(check['name'] for check in failed)}"
-        since = _since(session, server, deployed)
-        again = events.invocation("verify", session.host.name, server.name)
-        fold.add_degraded(
-            session.host.name,
-            server.name,
-            f"it served when this run ended, but {since}; {told}" if since else f"serving, but {told}",
-            cause="verify",
-            evidence=failed[0]["evidence"],
-            hint=f"{again} once nothing else is at work there" if since else again,
-        )
+        _tell_failed(fold, session, server, deployed, told, failed[0]["evidence"])
 
 
-def _since(session: HostSession, server: Server, deployed: ServerReport) -> str:
-    """Say what became of the server since its run ended; "" where it is as it was, or the node cannot be asked.
+def _tell_failed(
+    fold: Fold, session: HostSession, server: Server, deployed: ServerReport, told: str, evidence: str
+) -> None:
+    """Tell checks that failed by what became of the server since its run ended, where the node can be asked.
 
     The next run begins as soon as the lock is free, and the checks then meet a server that is being stopped.
     """
+    host, name = session.host.name, server.name
     try:
-        found = session.statuses([server.name])[server.name]
+        found = session.statuses([name])[name]
     except LamplighterError:
-        return ""
-    other = found.get("run") or {}
-    if other.get("id") not in (None, deployed.run):
-        return f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
+        found = {}
+    other, state = found.get("run") or {}, found.get("state")
     before, now = deployed.serving.pid if deployed.serving else None, found.get("pid")
-    if before in (None, now):
-        return ""
-    return f"its process {before} is gone, and {'none' if now is None else now} is in its place"
+    since, hint = "", events.invocation("verify", host, name)
+    if other.get("id") not in (None, deployed.run):
+        since = f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
+        hint += " once nothing else is at work there"
+    elif state in ("stopped", "starting"):
+        message = f"it served when this run ended, and serves no more: {found.get('message') or state}; {told}"
+        hint = f"{events.invocation('rollback', host, name)} starts the good release before it"
+        fold.add_gone(host, name, message, cause="crashed", evidence=evidence, hint=hint)
+        return
+    elif found and before not in (None, now):
+        since = f"its process {before} is gone, and {now or 'none'} is in its place"
+    message = f"it served when this run ended, but {since}; {told}" if since else f"serving, but {told}"
+    fold.add_degraded(host, name, message, cause="verify", evidence=evidence, hint=hint)
 
 
 def _verified_after_all(

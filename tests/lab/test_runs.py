@@ -46,6 +46,10 @@ def test_cancel_rolls_back_a_run_of_another_command(box: Box) -> None:
     again = box.run("cancel", "--json")
     assert again.code == Exit.REFUSED
     assert "no run of server demo is at work" in again.stderr
+    for name, told in ((run, "is not at work: it ended rolled_back"), ("R9", "there is no run R9 of server demo")):
+        late = box.run("cancel", "--run", name)
+        assert late.code == Exit.REFUSED
+        assert told in late.stderr
 
 
 def releases_of(box: Box) -> list[dict[str, Any]]:
@@ -340,8 +344,11 @@ def test_who_serves_is_left_to_the_run_that_has_the_lock(box: Box) -> None:
         assert "./inv attach --host box --server demo shows it live" in part["hint"]
         with box.driver.started("stop", "--wait", "600", "--json", "--host", "box") as waiter:
             waiting = wait_for_stage(waiter, "lock")["run"]
-            (box.state / "runs" / waiting / "cancel.json").write_text('{"by": "the test"}')
             assert waiter.stdout is not None
+            said = next(line for line in waiter.stdout if "waiting for server demo" in line)
+            assert f"run {run} of" in said
+            assert "at stage ready has it" in said
+            (box.state / "runs" / waiting / "cancel.json").write_text('{"by": "the test"}')
             report = json.loads(waiter.stdout.read().splitlines()[-1])["report"]
             assert waiter.wait(120) == Exit.INTERRUPTED
         part = report["hosts"]["box"]["servers"]["demo"]

@@ -9,11 +9,14 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lamplighter.node.act import lock
-from lamplighter.node.layout import RunDirectory
+from lamplighter.node.layout import RunDirectory, server_home
+from lamplighter.node.stages import locks
 from tests.node.living import IS_ROOT, NOBODY, Living, Speaking, is_running, kill, process_of, until
 
 HOLD = """
@@ -266,3 +269,14 @@ def test_two_users_keep_each_other_out(open_dir: Path, living: Living, runner_ho
     holder.kill()
     holder.wait()
     assert as_user(second, asking).communicate(timeout=120)[0] == "mine\n"
+
+
+def test_the_way_to_wait_is_one_that_works(tmp_path: Path) -> None:
+    """The runs of another root, another user's, cannot be shown by ours."""
+    home = server_home(str(tmp_path), "demo")
+    ours: Any = SimpleNamespace(home=server_home(str(tmp_path), "other"), request={"host": "gpu1"})
+    holder = {"run": "20260101T000000Z-abcdef", "server": "demo"}
+    assert "attach" not in locks._how_to_wait(ours, holder)
+    os.makedirs(home.run(holder["run"]).path)
+    assert "./inv attach --host gpu1 --server demo shows it live" in locks._how_to_wait(ours, holder)
+    assert "attach" not in locks._how_to_wait(ours, {})

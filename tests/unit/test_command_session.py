@@ -485,8 +485,8 @@ def test_checks_that_lost_contact_are_made_once_more(script: Script, verificatio
             {"run": {"id": "R2", "verb": "stop", "by": "bob@desk"}, "pid": 7},
             "run R2 (stop, by bob@desk) has begun since",
         ),
-        ({"run": None, "pid": 8}, "its process 7 is gone, and 8 is in its place"),
-        ({"run": None, "pid": None}, "its process 7 is gone, and none is in its place"),
+        ({"run": None, "pid": 8, "state": "serving"}, "its process 7 is gone, and 8 is in its place"),
+        ({"run": None, "pid": None, "state": "unknown"}, "its process 7 is gone, and none is in its place"),
     ],
 )
 def test_checks_that_fail_because_of_another_run_say_so(
@@ -508,7 +508,20 @@ def test_checks_that_fail_because_of_another_run_say_so(
     assert part.message == f"{told}1 of 2 checks failed: token"
     assert (part.exit_code, part.evidence) == (Exit.DEGRADED, "no answer")
     assert part.hint.startswith("./inv verify --host gpu1 --server kimi")
-    assert ("once nothing else is at work" in part.hint) == bool(since)
+    assert ("once nothing else is at work" in part.hint) == ("has begun since" in since)
+
+
+@pytest.mark.parametrize("state", ["stopped", "starting"])
+def test_a_server_that_died_while_it_was_checked_is_no_degraded_one(
+    script: Script, verifications: list[Any], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    found = {"run": None, "pid": None, "state": state, "message": "its process ended: killed by SIGKILL"}
+    monkeypatch.setattr(HostSession, "statuses", lambda _, servers: dict.fromkeys(servers, found))
+    verifications.append([{**PASSED, "outcome": "failed", "name": "token", "evidence": "no answer"}])
+    part = verified(script).report().hosts["gpu1"].servers["kimi"]
+    assert (part.outcome, part.exit_code, part.serving) == ("failed", Exit.CRASHED, None)
+    assert "serves no more: its process ended: killed by SIGKILL; 1 of 1 checks failed: token" in part.message
+    assert part.hint.startswith("./inv rollback --host gpu1 --server kimi")
 
 
 def test_checks_that_lose_contact_twice_are_given_up(script: Script, verifications: list[Any]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Optional
+from typing import Any, Optional
 
 from lamplighter.node import events, preflight
 from lamplighter.node.act import files, lock
 from lamplighter.node.events import Exit
+from lamplighter.node.layout import all_servers
 from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run, StageFailure
+
+#: How often a waiter looks how far the holder of its lock has come.
+LOOK_SECONDS = 1.0
 
 
 def take_locks(run: Run) -> Optional[str]:
@@ -89,22 +94,58 @@ def _take(run: Run, what: str, path: str, until: float) -> None:
     if any(held.what == what for held in run.locks):
         return
     try:
-        run.locks.append(lock.acquire(what, path, max(0.0, until - time.monotonic()), run.heed))
+        waiting = _Waiting(run, what, path, until)
+        run.locks.append(lock.acquire(what, path, max(0.0, until - time.monotonic()), waiting))
         run.note_holder("lock")  # the next one may have to be waited for
     except lock.Locked as locked:
-        other = locked.holder
-        theirs = events.invocation("attach", run.request["host"], other.get("server") or run.plan.name)
-        since = other.get("since")
-        known = isinstance(since, (int, float)) and f"{max(0.0, time.time() - since):.0f} s ago"
-        age = known or "at an unknown time"
         raise StageFailure(
             Exit.LOCKED,
-            f"{what} is locked by run {other.get('run', '?')} of {other.get('by', '?')}, begun {age}, "
-            f"at stage {other.get('stage', '?')}",
+            f"{what} is locked by {_named(locked.holder)}",
             cause="locked",
-            hint=f"wait for it ({theirs} shows it live), or give --wait SECONDS",
+            hint=_how_to_wait(run, locked.holder),
         ) from locked
     except OSError as error:
         raise StageFailure(
             Exit.REFUSED, f"cannot lock {what}", cause="lock_file", evidence=f"{path}: {error.strerror}"
         ) from error
+
+
+class _Waiting:
+    """What is done while a lock is waited for: heed orders, and say who has it and how far that one has come."""
+
+    def __init__(self, run: Run, what: str, path: str, until: float) -> None:
+        self._run, self._what, self._path, self._until = run, what, path, until
+        self._looked_at = float("-inf")
+        self._told: tuple[object, ...] = ()
+
+    def __call__(self) -> None:
+        self._run.heed()
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        holder = lock.holder_of(self._path)
+        if holder is None:
+            return
+        news = (holder.get("run"), holder.get("stage"))
+        if news != self._told:
+            self._told = news
+            left = max(0.0, self._until - now)
+            self._run.progress(f"waiting for {self._what}, for {left:.0f} s more at most: {_named(holder)} has it")
+
+
+def _named(holder: dict[str, Any]) -> str:
+    since = holder.get("since")
+    age = f"{max(0.0, time.time() - since):.0f} s ago" if isinstance(since, (int, float)) else "at an unknown time"
+    who = f"run {holder.get('run', '?')} of {holder.get('by', '?')}"
+    return f"{who}, begun {age}, at stage {holder.get('stage', '?')}"
+
+
+def _how_to_wait(run: Run, holder: dict[str, Any]) -> str:
+    """A run below another root is none that we could show: mostly it is another user's."""
+    name, theirs = holder.get("server"), str(holder.get("run"))
+    homes = all_servers(os.path.dirname(os.path.dirname(run.home.path)))
+    if not any(home.name == name and os.path.isdir(home.run(theirs).path) for home in homes):
+        return "give --wait SECONDS, or ask who began it; it is not of this root, so that it cannot be shown here"
+    shows = events.invocation("attach", run.request["host"], str(name))
+    return f"wait for it ({shows} shows it live), or give --wait SECONDS"
