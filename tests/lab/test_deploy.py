@@ -214,7 +214,12 @@ def test_stop_start_rollback(box: Box) -> None:
     assert stopped.code == Exit.OK
     assert stopped.server("box", "demo")["serving"] is None
     assert not box.serves()
-    assert box.run("stop", "--json").code == Exit.OK  # twice changes nothing
+    again = box.run("stop", "--json")
+    assert again.code == Exit.OK  # twice changes nothing
+    status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+    run = again.server("box", "demo")["run"]
+    assert (status["state"], status["since"]) == ("stopped", None)
+    assert status["message"].startswith(f"run {run} of ")
 
     started = box.run("start", "--json")
     assert started.server("box", "demo")["serving"]["release"] == second
