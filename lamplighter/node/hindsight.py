@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from lamplighter.node import events, journal
+from lamplighter.node import events, journal, preflight
 from lamplighter.node.act.launcher import read_exit
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome, server_home
 from lamplighter.node.observe import causes
@@ -35,9 +35,23 @@ def diagnose(request: Mapping[str, Any], root: str) -> Dict[str, Any]:
     if not notes and diagnosis.outcome == "failed":
         notes = [f"kernel: {note.text}" for note in (causes.kernel_notes(0.0) or ())[-causes.MOST_NOTES :]]
     notes += [f"warning: {line}" for line in watched.warnings.values()]
+    notes += _since(home, run)
     answer = diagnosis.to_json(home.name)
     failure = told.get(events.FAILURE) or {}
     return {**answer, "run": run.run_id, "message": str(failure.get("message") or ""), "notes": notes}
+
+
+def _since(home: ServerHome, run: RunDirectory) -> List[str]:
+    """What a person who reads of that start should know of the time after it."""
+    notes = []
+    newest = home.all_runs()[-1]
+    if newest.run_id != run.run_id:
+        end = _told(newest).get(events.END)
+        how = f"ended {end.get('outcome')}" if end is not None else "has not ended, or was killed"
+        notes.append(f"the newest run, {newest.run_id}, started no server and {how}")
+    if preflight.what_serves(home) is None:
+        notes.append("nothing of it serves now")
+    return notes
 
 
 def _last_launch(home: ServerHome) -> Optional[Tuple[RunDirectory, LaunchFiles]]:

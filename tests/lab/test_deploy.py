@@ -221,6 +221,11 @@ def test_stop_start_rollback(box: Box) -> None:
     assert (status["state"], status["since"]) == ("stopped", None)
     assert status["message"].startswith(f"run {run} of ")
 
+    told = json.loads(box.run("diagnose", "--json").stdout)["diagnose"]["hosts"]["box"]["servers"]["demo"]
+    assert told["outcome"] == "ready"
+    assert f"the newest run, {run}, started no server and ended stopped" in told["notes"]
+    assert "nothing of it serves now" in told["notes"]
+
     started = box.run("start", "--json")
     assert started.server("box", "demo")["serving"]["release"] == second
     assert box.run("start", "--json").code == Exit.REFUSED
