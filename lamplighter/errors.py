@@ -58,7 +58,7 @@ class Unreachable(LamplighterError):
 
 
 class LoginFailed(Unreachable):
-    """The host answered and turned us away: no key fits, or sudo wants a password."""
+    """The host answered and turned us away: no key fits."""
 
 
 class NodeRefused(LamplighterError):

@@ -189,7 +189,7 @@ class Shell:
 
     def _ended(self, channel: Channel) -> LamplighterError:
         if self._node.spec.become and not self._pid:
-            refusal = sudo_refusal(self._node.user, channel.read_stderr(), channel.exit_status)
+            refusal = sudo_refusal(self._node.name, self._node.user, channel.read_stderr(), channel.exit_status)
             if refusal is not None:
                 return refusal
         return channel.lost()

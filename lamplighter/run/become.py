@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from lamplighter.errors import UNTOUCHED, LamplighterError, LoginFailed, NodeRefused
+from lamplighter.errors import UNTOUCHED, NodeRefused
 
 #: The last word counts in sudoers too, and its files are read by name: ours should come last.
 SUDOERS_FILE = "/etc/sudoers.d/zz-lamplighter"
@@ -92,8 +92,8 @@ def _default_that_logs(lines: Sequence[str]) -> str:
 _MISSING_PROGRAM = re.compile(r"sudo: (?:(\S*python[\d.]*|\S+(?=: command not found)): |unable to execute (\S+): )")
 
 
-def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> LamplighterError | None:
-    """The error behind a ``become`` command that ended before it began, or None where sudo is not to blame.
+def sudo_refusal(node: str, user: str, stderr: bytes, exit_status: int | None) -> NodeRefused | None:
+    """The error behind a ``become`` command on ``node`` that ended before it began; None where sudo is not to blame.
 
     To be asked only when the command gave no sign of life of its own: a program's own stderr may speak of sudo too.
     """
@@ -105,7 +105,7 @@ def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> Lamplight
     add = f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: "
     if "must have a tty" in said:
         return NodeRefused(
-            "sudo on the node insists on a terminal (requiretty)",
+            f"{node}: sudo insists on a terminal (requiretty)",
             why=said,
             serving=UNTOUCHED,
             next_step=f"{add}Defaults:{user} !requiretty",
@@ -113,7 +113,7 @@ def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> Lamplight
     missing = _MISSING_PROGRAM.search(said)
     if missing:
         return NodeRefused(
-            f"sudo on the node cannot start {missing.group(1) or missing.group(2)}",
+            f"{node}: sudo cannot start {missing.group(1) or missing.group(2)}",
             why=said,
             serving=UNTOUCHED,
             next_step="set the host variable ansible_python_interpreter to a path that exists there, or add its "
@@ -121,22 +121,22 @@ def sudo_refusal(user: str, stderr: bytes, exit_status: int | None) -> Lamplight
         )
     if exit_status == 127 or re.search(r"\bsudo: (command )?not found", said, re.IGNORECASE):  # csh gives 1
         return NodeRefused(
-            "the node has no sudo",
+            f"{node}: there is no sudo",
             why=said,
             serving=UNTOUCHED,
             next_step="install sudo there, or log in as root and leave out become",
         )
     if "no new privileges" in said:
         return NodeRefused(
-            "sudo cannot work in this login: it runs without new privileges",
+            f"{node}: sudo cannot work in this login: it runs without new privileges",
             why=said,
             serving=UNTOUCHED,
             next_step="log in to the node itself, not to a container on it",
         )
     # Without -n's password, an unlisted user and a translated message all look alike; the cure is the same.
     if exit_status == 1:
-        return LoginFailed(
-            f"sudo on the node does not let {user} become root without a password",
+        return NodeRefused(
+            f"{node}: sudo does not let {user} become root without a password",
             why=said,
             serving=UNTOUCHED,
             next_step=add + grant,

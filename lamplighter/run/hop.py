@@ -28,7 +28,14 @@ class Hop:
     """One SSH login on the way: a Fabric connection, its socket, its host key check."""
 
     def __init__(
-        self, name: str, connection: Any, settings: Settings, keys: HostKeys, login: Login, timeout: float
+        self,
+        name: str,
+        connection: Any,
+        settings: Settings,
+        keys: HostKeys,
+        login: Login,
+        timeout: float,
+        ssh_line: str,
     ) -> None:
         self.name = name
         self.label = label_of(connection)
@@ -38,6 +45,7 @@ class Hop:
         self._keys = keys
         self._login = login
         self._timeout = timeout
+        self._ssh_line = ssh_line
         self._proxy: ProxyProcess | None = None
         self._began: float | None = None
         self._is_closed = False
@@ -215,7 +223,7 @@ class Hop:
                 f"{self.name}: the login as {self.label} did not come to an end",
                 why=words or said,
                 serving=UNTOUCHED,
-                next_step=f"try `ssh -v {self.label}`",
+                next_step=f"try `{self._ssh_line} -v`",
             )
         if isinstance(error, IncompatiblePeer):
             return unreachable(
@@ -257,4 +265,4 @@ class Hop:
                 words or "the connection was closed",
                 "look at the sshd log of the node: MaxStartups, fail2ban, a host that is still booting",
             )
-        return unreachable(f"no SSH connection to {host}:{port}", said, f"try `ssh -v {self.label}`")
+        return unreachable(f"no SSH connection to {host}:{port}", said, f"try `{self._ssh_line} -v`")

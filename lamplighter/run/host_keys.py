@@ -85,7 +85,11 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
                 remember(self._file, self._names[0], kind, blob, hashed=self._hashes)
             except OSError as error:
                 raise Unreachable(
-                    f"{self._name}: cannot write down the new host key", why=str(error), serving=UNTOUCHED
+                    f"{self._name}: cannot write down the new host key",
+                    why=f"{error.filename or self._file}: {error.strerror or error}",
+                    serving=UNTOUCHED,
+                    next_step=f"make {self._file} a file that this user may write, or set the host variable "
+                    "known_hosts to one",
                 ) from error
             return
         raise self._changed(verdict.word, verdict.lines, kind, blob)
@@ -143,10 +147,15 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
     def _add_command(self, kind: str, blob: bytes, place: Path) -> str:
         file = shlex.quote(str(place))
+        ready = ""
+        if os.path.isdir(place):  # noqa: PTH112 - Path.is_dir raises where it may not look
+            ready = f"mv {file} {file}.aside && "
+        elif not os.path.isdir(place.parent):  # noqa: PTH112
+            ready = f"mkdir -p -m 700 {shlex.quote(str(place.parent))} && "
         if self._alias or self._through_jump:  # ssh-keyscan knows neither aliases nor jump hosts
-            return f"echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
+            return f"{ready}echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
         port = "" if self._port == 22 else f"-p {self._port} "
-        return f"ssh-keyscan {port}{shlex.quote(self._host)} >> {file}"
+        return f"{ready}ssh-keyscan {port}{shlex.quote(self._host)} >> {file}"
 
 
 def _revoked_keys(name: str, settings: Settings) -> tuple[KnownKey, ...]:

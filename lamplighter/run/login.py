@@ -30,8 +30,18 @@ AGENT_TIMEOUT = 20.0
 class Login:
     """Tries keys as OpenSSH would, and remembers what it tried; paramiko calls this an auth strategy."""
 
-    def __init__(self, name: str, connection: Any, settings: Settings, key_file: str | None, user_ssh: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        connection: Any,
+        settings: Settings,
+        key_file: str | None,
+        user_ssh: Path,
+        *,
+        is_jump: bool = False,
+    ) -> None:
         self._name = name
+        self._is_jump = is_jump
         self._label = label_of(connection)
         self._user: str = connection.user
         self._only_identities = settings.says_yes("identitiesonly")
@@ -168,28 +178,33 @@ class Login:
             why += f"; the node allows {', '.join(allowed)}"
         if said:
             why += f"; it said: {said}"
+        if self._is_jump:  # the inventory speaks of the node alone
+            there, key, setting = "the jump host", "its IdentityFile in ssh_config", "its User in ssh_config"
+        else:
+            there, key, setting = "the node", "ansible_ssh_private_key_file", "ansible_user"
         if "too many authentication failures" in said.lower():
+            in_inventory = "" if self._is_jump else f"{key}, or with "
             advice = (
-                "the node listens to a few keys only (MaxAuthTries): name the right one with "
-                "ansible_ssh_private_key_file, or with IdentityFile and IdentitiesOnly yes in ssh_config"
+                f"{there} listens to a few keys only (MaxAuthTries): name the right one with {in_inventory}"
+                "IdentityFile and IdentitiesOnly yes in ssh_config"
             )
         elif self._accepted and not wants_more_keys:
             advice = (
-                f"lamplighter logs in with keys alone: let AuthenticationMethods in the node's sshd_config be content "
-                f"with publickey for {self._user}"
+                f"lamplighter logs in with keys alone: let AuthenticationMethods in the sshd_config of {there} be "
+                f"content with publickey for {self._user}"
             )
         elif self._encrypted:
             advice = f"load the key: ssh-add {shlex.quote(str(self._encrypted[0]))}"
         elif wants_more_keys:
             advice = (
-                f"the node wants several keys (AuthenticationMethods in its sshd_config): each must be in "
+                f"{there} wants several keys (AuthenticationMethods in its sshd_config): each must be in "
                 f"~{self._user}/.ssh/authorized_keys there, and be named by IdentityFile in ssh_config or held by the "
                 "ssh-agent here"
             )
         elif self._tried:
-            advice = f"put one of these keys into ~{self._user}/.ssh/authorized_keys on the node, or set ansible_user"
+            advice = f"put one of these keys into ~{self._user}/.ssh/authorized_keys on {there}, or set {setting}"
         else:
-            advice = "set ansible_ssh_private_key_file, or load a key with ssh-add"
+            advice = f"set {key}, or load a key with ssh-add"
         return LoginFailed(
             f"{self._name}: the login as {self._label} failed", why=why, serving=UNTOUCHED, next_step=advice
         )

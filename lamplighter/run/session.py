@@ -86,7 +86,7 @@ def _nothing_sent(node: Node) -> Iterator[None]:
             lost.what,
             why=lost.why,
             serving=UNTOUCHED,
-            next_step=f"look how long `ssh {node.name}` takes, and there `sudo -n -l`"
+            next_step=f"look how long `{node.ssh_line}` takes, and there `sudo -n -l`"
             if node.spec.become
             else "run the same command again",
         ) from lost
@@ -128,7 +128,7 @@ def _await_marker(node: Node, python: str, lines: _Lines, nonce: str) -> str:
                 f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
                 why=_quote_noise(noise)
                 or "nothing came back: the login shell is slow, an rc file of it reads stdin, or a jump host lost it",
-                next_step=f"look at what `ssh {node.name} true` does, and how long it takes",
+                next_step=f"look at what `{node.ssh_line} true` does, and how long it takes",
             ) from error
         except NodeRefused as error:
             if not _stays_alive(node):
@@ -173,7 +173,7 @@ def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> L
         return channel.lost()
     stderr = channel.read_stderr().decode("utf-8", "replace").strip()
     if node.spec.become:
-        refusal = sudo_refusal(node.user, stderr.encode(), channel.exit_status)
+        refusal = sudo_refusal(node.name, node.user, stderr.encode(), channel.exit_status)
         if refusal is not None:
             return refusal
     why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise)) if part)
@@ -181,7 +181,7 @@ def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> L
         return NodeRefused(
             f"{node.name}: the login ended before our program began (exit status {channel.exit_status})",
             why=why or "the login shell ended without a word",
-            next_step=f"see whether `ssh {node.name} {python} -V` works: the shell in /etc/passwd, its rc files or "
+            next_step=f"see whether `{node.ssh_line} {python} -V` works: the shell in /etc/passwd, its rc files or "
             "that Python end it",
         )
     return NodeRefused(

@@ -180,6 +180,19 @@ class Node:
         """The user that the login is for: the inventory's, else ssh_config's, else this machine's."""
         return str((self._hops or self._route())[-1].user)
 
+    @property
+    def ssh_line(self) -> str:
+        """The same login by hand, in the inventory's words: ssh adds what ssh_config says of them, jumps included."""
+        asked, key = self._asked, self.spec.key_file
+        words = [*(["-p", str(asked.port)] if asked.port else []), *(["-i", key] if key else [])]
+        return shlex.join(["ssh", *words, f"{asked.user}@{asked.host}" if asked.user else asked.host])
+
+    @property
+    def _asked(self) -> Place:
+        """Where the inventory wants to go; what it leaves open is ssh_config's."""
+        place = parse_place(self.spec.host)
+        return Place(place.host, self.spec.user or place.user, self.spec.port or place.port)
+
     def stream(self, command: str) -> Channel:
         """Start ``command`` in the login shell, without a terminal, and hand over its raw channel.
 
@@ -245,7 +258,7 @@ class Node:
                 next_step=f"on the node, with `visudo -f {SUDOERS_FILE}`, add the line: "
                 f"Defaults:{self.user} listpw=never",
             )
-        refusal = sudo_refusal(self.user, tried.stderr, tried.exit_status)
+        refusal = sudo_refusal(self.name, self.user, tried.stderr, tried.exit_status)
         if refusal is not None:
             raise refusal
 
@@ -256,19 +269,19 @@ class Node:
     def _route(self) -> list[Hop]:
         """The hops in the order in which they are opened: the outermost jump host first, the node itself last."""
         spec = self.spec
-        place = parse_place(spec.host)
         directories = ((self._user_ssh, "config"), (self._system_ssh, "ssh_config"))
         config = SshConfig(tuple(read_lines(directory / name, directory) for directory, name in directories))
         # The inventory wins everywhere, also in the %p and %r of a ProxyCommand and in `Match user`.
-        target = _look_up(config, Place(place.host, spec.user or place.user, spec.port or place.port))
+        target = _look_up(config, self._asked)
         hops: list[Hop] = []
         for stop in [*_jumps(config, target), target]:
             connection = _connection(self.name, stop)
             key_file = spec.key_file if stop is target else None
             known = _known_hosts_files(stop.settings, spec.known_hosts, self._user_ssh, self._system_ssh)
             keys = HostKeys(self.name, connection, stop.settings, known, spec.host_key_checking, bool(hops))
-            login = Login(self.name, connection, stop.settings, key_file, self._user_ssh)
-            hops.append(Hop(self.name, connection, stop.settings, keys, login, _connect_timeout(spec, stop.settings)))
+            login = Login(self.name, connection, stop.settings, key_file, self._user_ssh, is_jump=stop is not target)
+            timeout = _connect_timeout(spec, stop.settings)
+            hops.append(Hop(self.name, connection, stop.settings, keys, login, timeout, self.ssh_line))
         return hops
 
 

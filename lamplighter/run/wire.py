@@ -108,7 +108,10 @@ def connect_tcp(host: str, port: int, family: int, timeout: float) -> socket.soc
 
 
 def _try_addresses(host: str, port: int, family: int, timeout: float) -> socket.socket:
-    addresses = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    try:
+        addresses = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except ValueError as error:  # an empty part between dots, one of more than 63 letters: nobody is asked then
+        raise socket.gaierror(socket.EAI_NONAME, f"it can be no name: {error.__cause__ or error}") from error
     deadline = time.monotonic() + timeout
     failure: OSError | None = None
     for position, (kind, style, protocol, _, address) in enumerate(addresses):

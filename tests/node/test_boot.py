@@ -124,6 +124,7 @@ class PlainNode:
     """A node that is this machine."""
 
     name = "gpu1"
+    ssh_line = "ssh gpu1"
     spec = ConnectionSpec(host="gpu1")
     is_alive = True
 

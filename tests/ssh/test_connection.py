@@ -258,15 +258,30 @@ def test_a_host_key_that_no_file_would_keep(desk: Desk, spec: ConnectionSpec, us
         assert node.is_alive
 
 
-def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: ConnectionSpec) -> None:
+@pytest.mark.parametrize("place", ["known_hosts", "new/deep/known_hosts", "directory", "it's"])
+def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: ConnectionSpec, place: str) -> None:
+    file = desk.user_ssh / place
+    if place == "directory":
+        file.mkdir()
+    spec = replace(spec, known_hosts=str(file))
     with pytest.raises(HostKeyUnknown) as caught:
         desk.node(spec).open()
 
     command = caught.value.next_step.partition("then run: ")[2]
     subprocess.run(["/bin/sh", "-c", command], check=True, stderr=subprocess.DEVNULL)
 
+    assert "new" not in place or file.parent.stat().st_mode & 0o777 == 0o700
     with desk.node(spec) as node:
         assert node.run("echo in", timeout=60).stdout == b"in\n"
+
+
+def test_accept_new_that_cannot_write_says_what_to_do(desk: Desk, spec: ConnectionSpec) -> None:
+    desk.known_hosts.mkdir()
+    with pytest.raises(Unreachable, match="cannot write down the new host key") as caught:
+        desk.node(replace(spec, host_key_checking="accept-new")).open()
+
+    assert caught.value.why == f"{desk.known_hosts}: Is a directory"
+    assert f"make {desk.known_hosts} a file" in caught.value.next_step
 
 
 def test_a_changed_host_key_names_both_fingerprints_and_the_line(
@@ -855,6 +870,25 @@ def test_jump_with_known_keys_on_every_hop(
         assert node.run("echo in", timeout=60).stdout == b"in\n"
         assert len(node._hops) == 1 + len(chain.split(","))
         assert node._hops[0].transport.getpeername() == (jump.host, jump.port)
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_jump_host_that_takes_no_key_of_ours_is_mended_in_ssh_config(
+    desk: Desk, sshd: Sshd, jump: Sshd, spec: ConnectionSpec, *, has_key: bool
+) -> None:
+    key = make_key(desk.user_ssh / "other") if has_key else "none"
+    desk.config.write_text(
+        f"Host bastion\n  HostName {jump.host}\n  Port {jump.port}\n  IdentityFile {key}\n"
+        f"Host {jump.host}\n  ProxyJump bastion\n"
+    )
+    desk.known_hosts.write_text(sshd.known_line() + jump.known_line())
+
+    with pytest.raises(LoginFailed) as caught:
+        desk.node(spec).open()
+
+    assert "ansible_" not in caught.value.next_step
+    wanted = "on the jump host, or set its User in ssh_config" if has_key else "set its IdentityFile in ssh_config"
+    assert wanted in caught.value.next_step
 
 
 def test_an_unknown_jump_host_is_refused(

@@ -70,8 +70,8 @@ def test_through_a_jump_host(park: NodePark, make_node: MakeNode, tmp_path: Path
 
 def test_sudo_that_refuses_is_no_failed_check(park: NodePark, node: Node, tmp_path: Path) -> None:
     done = driver_for(park, node, tmp_path, "ops", become=True).run("verify", "--host", "gpu1", "-k", "who")
-    assert done.code == Exit.UNREACHABLE, done
-    assert "sudo" in done.stderr
+    assert done.code == Exit.REFUSED, done
+    assert "gpu1: sudo" in done.stderr
 
 
 WAITS = """

@@ -59,6 +59,7 @@ class Channel:
 
 class Node:
     name = "gpu1"
+    ssh_line = "ssh gpu1"
     user = "ann"
     spec = SimpleNamespace(become=True)
     is_alive = True

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lamplighter.errors import LoginFailed, NodeRefused, Unreachable, UsageError
+from lamplighter.errors import Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
@@ -49,6 +50,33 @@ def test_a_place_without_a_usable_port(text: str) -> None:
         parse_place(text)
 
 
+@pytest.mark.parametrize(
+    ("wish", "line"),
+    [
+        ({"host": "gpu1"}, "ssh gpu1"),
+        ({"host": "gpu1", "user": "root", "port": 22904}, "ssh -p 22904 root@gpu1"),
+        ({"host": "ada@gpu1:2222", "key_file": "~/my key"}, "ssh -p 2222 -i '~/my key' ada@gpu1"),
+    ],
+)
+def test_the_same_login_by_hand(wish: dict[str, Any], line: str) -> None:
+    node = Node("kimi-box", ConnectionSpec(**wish))
+    assert node.ssh_line == line
+    (hop,) = node._route()
+    assert hop._translate(OSError("odd"), None).next_step == f"try `{line} -v`"
+
+
+@pytest.mark.parametrize("name", ["gpu1..example.net", f"{'x' * 64}.example.net", "."])
+@pytest.mark.parametrize("config", ["", "Host *\n  ProxyJump {name}\n"])
+def test_what_can_be_no_name_does_not_resolve(name: str, config: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(config.format(name=name))
+    host = "gpu1" if config else name
+    with pytest.raises(Unreachable, match="does not resolve") as caught:
+        Node("gpu1", ConnectionSpec(host=host), user_ssh=tmp_path, system_ssh=tmp_path).open()
+    assert name in caught.value.what
+    assert "label empty or too long" in caught.value.why
+    assert "check ansible_host" in caught.value.next_step
+
+
 def test_become_never_asks_and_takes_roots_home() -> None:
     assert become_words(["id", "-u"]) == ["sudo", "-n", "-H", "id", "-u"]
 
@@ -67,31 +95,31 @@ def test_wrap_quotes_the_command_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stderr", "status", "kind", "advice"),
+    ("stderr", "status", "advice"),
     [
-        ("sudo: a password is required", 1, LoginFailed, "ada ALL=(root) NOPASSWD: ALL"),
-        ("sudo: a terminal is required to read the password", 1, LoginFailed, "NOPASSWD"),
-        ("sudo: interactive authentication is required", 1, LoginFailed, "NOPASSWD"),  # sudo-rs
-        ("sudo: Ein Passwort ist notwendig", 1, LoginFailed, "NOPASSWD"),
-        ("Sorry, user ada is not allowed to execute '/bin/sh' as root on gpu1.", 1, LoginFailed, "NOPASSWD"),
-        ("sudo: sorry, you must have a tty to run sudo", 1, NodeRefused, "Defaults:ada !requiretty"),
-        ("sh: 1: exec: sudo: not found", 127, NodeRefused, "leave out become"),
-        ("sudo: Command not found.", 1, NodeRefused, "leave out become"),  # csh
-        ("sudo: /opt/py/bin/python3: command not found", 1, NodeRefused, "ansible_python_interpreter"),
-        ("sudo: python3: command not found", 1, NodeRefused, "secure_path"),
-        ("sudo: /opt/py/bin/python3: Befehl nicht gefunden", 1, NodeRefused, "ansible_python_interpreter"),
-        ("sudo: unable to execute /opt/py: Exec format error", 1, NodeRefused, "ansible_python_interpreter"),
-        ('sudo: The "no new privileges" flag is set, which prevents sudo', 1, NodeRefused, "container"),
+        ("sudo: a password is required", 1, "ada ALL=(root) NOPASSWD: ALL"),
+        ("sudo: a terminal is required to read the password", 1, "NOPASSWD"),
+        ("sudo: interactive authentication is required", 1, "NOPASSWD"),  # sudo-rs
+        ("sudo: Ein Passwort ist notwendig", 1, "NOPASSWD"),
+        ("Sorry, user ada is not allowed to execute '/bin/sh' as root on gpu1.", 1, "NOPASSWD"),
+        ("sudo: sorry, you must have a tty to run sudo", 1, "Defaults:ada !requiretty"),
+        ("sh: 1: exec: sudo: not found", 127, "leave out become"),
+        ("sudo: Command not found.", 1, "leave out become"),  # csh
+        ("sudo: /opt/py/bin/python3: command not found", 1, "ansible_python_interpreter"),
+        ("sudo: python3: command not found", 1, "secure_path"),
+        ("sudo: /opt/py/bin/python3: Befehl nicht gefunden", 1, "ansible_python_interpreter"),
+        ("sudo: unable to execute /opt/py: Exec format error", 1, "ansible_python_interpreter"),
+        ('sudo: The "no new privileges" flag is set, which prevents sudo', 1, "container"),
     ],
 )
-def test_refusals_of_sudo(stderr: str, status: int, kind: type[Exception], advice: str) -> None:
-    error = sudo_refusal("ada", f"Welcome to gpu1\n{stderr}\n".encode(), status)
+def test_refusals_of_sudo(stderr: str, status: int, advice: str) -> None:
+    error = sudo_refusal("gpu1", "ada", f"Welcome to gpu1\n{stderr}\n".encode(), status)
 
-    assert type(error) is kind
     assert error is not None
+    assert error.what.startswith("gpu1: ")
     assert advice in error.next_step
     assert error.why == stderr
-    assert error.exit_code == (Exit.UNREACHABLE if kind is LoginFailed else Exit.REFUSED)
+    assert error.exit_code == Exit.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -99,7 +127,7 @@ def test_refusals_of_sudo(stderr: str, status: int, kind: type[Exception], advic
     [("", 1), ("python3: not found", 127), ("sudo: a password is required", 0), ("sudo: unable to resolve host", 3)],
 )
 def test_what_is_not_sudos_fault(stderr: str, status: int) -> None:
-    assert sudo_refusal("ada", stderr.encode(), status) is None
+    assert sudo_refusal("gpu1", "ada", stderr.encode(), status) is None
 
 
 RULE = "(ALL) NOPASSWD: ALL"
