@@ -28,11 +28,24 @@ def refuse(detail):
 
 
 def frame():
-    length = int(source.readline())
-    data = source.read(length)
-    if len(data) != length:
-        sys.exit(3)  # the wire broke; nobody is listening
+    length = source.readline(20)
+    if not length.strip().isdigit():
+        miss()
+    data = source.read(int(length))
+    if len(data) != int(length):
+        miss()
     return data
+
+
+def asked():
+    try:
+        return json.loads(frame())
+    except ValueError:
+        miss()
+
+
+def miss():
+    sys.exit(97)  # somebody else read some of our input, or the wire broke; a traceback would quote what did arrive
 
 
 def choose_root(wanted):
@@ -110,7 +123,7 @@ def remove(path):
         os.unlink(path)
 
 
-request = json.loads(frame())
+request = asked()
 root = choose_root(request.get("root"))
 make_private(root)
 home = os.path.join(root, "bin", request["runner"])

@@ -17,13 +17,20 @@ from typing import Any
 
 import testinfra.backend.base
 
-from lamplighter.errors import ContactLost, LamplighterError
+from lamplighter.errors import LamplighterError
 from lamplighter.run.become import sudo_refusal
-from lamplighter.run.ssh import Channel, CommandResult, CommandTimedOut, Node, SilenceTimeout, prompt_threads
+from lamplighter.run.ssh import (
+    OUTPUT_LIMIT,
+    Channel,
+    CommandResult,
+    CommandTimedOut,
+    Node,
+    SilenceTimeout,
+    TooMuchOutput,
+    prompt_threads,
+)
 
 COMMAND_SECONDS = 60.0
-#: Bytes of a command's output that are taken, the rest of this machine's memory being for others.
-OUTPUT_LIMIT = 64 << 20
 #: For the shell to begin: a login with slow rc files, and sudo.
 START_SECONDS = 20.0
 #: How often we look whether the end of stderr has come when that of stdout has.
@@ -35,10 +42,6 @@ KILL_TREE = (
     "k() { set -- $1 $(cat /proc/$1/task/$1/children 2>/dev/null); kill -9 $1 2>/dev/null; shift;"
     ' for c in "$@"; do k $c; done; }; k'
 )
-
-
-class TooMuchOutput(ContactLost):
-    """The command wrote more than anybody would read, and was killed."""
 
 
 class Shell:

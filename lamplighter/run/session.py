@@ -4,16 +4,22 @@ Measured: four round trips from exec to first event when the node has the progra
 without ``!``, a backslash, an inner ``'`` or a leading assignment, so that it means the same to bash, dash, fish, csh
 and tcsh. All output before the marker line (banners, noise of rc files) is kept aside. Only ``bye`` ends a
 conversation: an exit status of -1, or the end of the stream, may be the death of sshd or of the wire.
+
+What we send holds secrets, and whoever reads it in our program's place may print it: nothing of it is ever quoted.
 """
 
 from __future__ import annotations
 
+import binascii
 import contextlib
+import itertools
 import json
+import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable
@@ -26,8 +32,14 @@ from lamplighter.run.ssh import Channel, Node, SilenceTimeout
 MARKER_SECONDS = 20.0
 #: paramiko ends the channels of a wire that broke, and only then says of the connection that it is gone.
 SETTLE_SECONDS = 0.3
+#: Bytes that are kept of what the login shell prints, the last ones.
+NOISE_LIMIT = 64 << 10
+#: Bytes that are kept of a line without an end, the last ones: more than any event has.
+LINE_LIMIT = 64 << 20
 #: Exit statuses that speak of the interpreter: Python 2 knows no -I, or the shell could not execute it, or found none.
 NO_PYTHON = (2, 126, 127)
+#: The exit status of our program where it is not what we sent; its boot stage has the same.
+NOT_OURS = 97
 PYTHON_PATH = re.compile(r"^[A-Za-z0-9_./+-]+$")
 
 
@@ -59,19 +71,23 @@ def converse(
     runner = pack()
     boot = boot_source(nonce)
     sudo = "sudo -n -H " if node.spec.become else ""
-    command = (
-        f"""exec /bin/sh -c 'exec {sudo}{python} -I -S -c "import sys;exec(sys.stdin.buffer.read({len(boot)}))"'"""
+    # Python quotes what it cannot read: it gets to read nothing but what we sent.
+    program = (
+        f"import sys,binascii;b=sys.stdin.buffer.read({len(boot)});"
+        f"binascii.crc32(b)=={binascii.crc32(boot)} or sys.exit({NOT_OURS});exec(b)"
     )
-    body = json.dumps({**request, "runner": runner.digest}).encode()
+    command = f"""exec /bin/sh -c 'exec {sudo}{python} -I -S -c "{program}"'"""
+    data = boot + _frame(json.dumps({**request, "runner": runner.digest}).encode())
+    sent = _Sent(data, request.get("secrets", {}).values())
     with _nothing_sent(node):
         channel = node.stream(command)
     try:
         on_sending()
-        channel.write(boot + _frame(body))
+        channel.write(data)
         lines = _Lines(channel)
-        if _await_marker(node, python, lines, nonce) == "need":
+        if _await_marker(node, python, lines, nonce, sent) == "need":
             channel.write(_frame(runner.data))
-        return _read_events(node, lines, nonce, on_event)
+        return _read_events(node, lines, nonce, sent, on_event)
     finally:
         channel.close()
 
@@ -96,52 +112,96 @@ def _frame(data: bytes) -> bytes:
     return b"%d\n" % len(data) + data
 
 
+class _Sent:
+    """What was sent to a node, known again in what comes back."""
+
+    #: Characters of a secret that give it away; of all else, which has words of any message; a line that is all ours.
+    PART, PIECE, LINE = 6, 32, 12
+
+    def __init__(self, data: bytes, values: Iterable[str]) -> None:
+        self._text = text = data.decode("utf-8", "replace")
+        secret = {form for value in values for form in (value, json.dumps(value)[1:-1]) if value}
+        self._short = {value for value in secret if len(value) < self.PART}
+        self._known = {
+            self.PART: {part for value in secret for part in _parts(value, self.PART)},
+            self.PIECE: {text[start : start + self.PIECE] for start in range(0, len(text), self.PIECE)},
+        }
+
+    def quotable(self, text: str) -> str:
+        """Return ``text`` up to the first line that repeats what we sent: who does that goes on with it."""
+        lines = text.splitlines()
+        others = list(itertools.takewhile(lambda line: not self._is_in(line), lines))
+        return "\n".join(others if len(others) == len(lines) else [*others, "(here it repeats what we sent)"])
+
+    def _is_in(self, line: str) -> bool:
+        return (
+            any(value in line for value in self._short)
+            or any(part in known for size, known in self._known.items() for part in _parts(line, size))
+            or (len(line.strip()) >= self.LINE and line.strip() in self._text)
+        )
+
+
+def _parts(text: str, size: int) -> Iterator[str]:
+    return (text[start : start + size] for start in range(len(text) - size + 1))
+
+
 class _Lines:
     """Cuts what the channel yields into lines, and knows how long it has been silent."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._rest = b""
-        self._ready: list[bytes] = []
+        self.rest = bytearray()  # what came of the next line
+        self._ready: deque[bytes] = deque()
 
-    def next(self, timeout: float) -> bytes | None:
-        """Return the next line, or None at the end of the stream. Raises SilenceTimeout after ``timeout`` seconds."""
-        while not self._ready:
-            data = self.channel.read(timeout)
+    def next(self, timeout: float, deadline: float = math.inf) -> bytes | None:
+        """Return the next line, or None at the end of the stream.
+
+        Raises SilenceTimeout after ``timeout`` seconds without a word, and after ``deadline`` whatever comes.
+        """
+        while (left := deadline - time.monotonic()) > 0:
+            if self._ready:
+                return self._ready.popleft()
+            data = self.channel.read(min(timeout, left))
             if not data:
                 return None
-            *self._ready, self._rest = (self._rest + data).split(b"\n")
-        return self._ready.pop(0)
+            first, *others = data.split(b"\n")
+            self.rest += first
+            for line in others:
+                self._ready.append(bytes(self.rest))
+                self.rest[:] = line
+            del self.rest[:-LINE_LIMIT]
+        raise SilenceTimeout("the time is up")
 
 
-def _await_marker(node: Node, python: str, lines: _Lines, nonce: str) -> str:
+def _await_marker(node: Node, python: str, lines: _Lines, nonce: str, sent: _Sent) -> str:
     prefix = _marker(nonce)
     deadline = time.monotonic() + MARKER_SECONDS
-    noise: list[str] = []
+    noise = bytearray()
     while True:
         try:
-            line = lines.next(max(0.1, deadline - time.monotonic()))
+            line = lines.next(MARKER_SECONDS, deadline)
         except SilenceTimeout as error:
             if not node.is_alive:
-                raise lines.channel.lost() from error
+                raise _lost(lines.channel, sent) from error
             raise NoAnswer(
                 f"{node.name} did not start our program within {MARKER_SECONDS:.0f} s",
-                why=_quote_noise(noise)
+                why=_quote_noise(noise + lines.rest[-NOISE_LIMIT:], sent)
                 or "nothing came back: the login shell is slow, an rc file of it reads stdin, or a jump host lost it",
                 next_step=f"look at what `{node.ssh_line} true` does, and how long it takes",
             ) from error
         except NodeRefused as error:
             if not _stays_alive(node):
-                raise lines.channel.lost() from error
+                raise _lost(lines.channel, sent) from error
             raise
         if line is None:
-            raise _no_marker(node, python, lines.channel, noise)
+            raise _no_marker(node, python, lines.channel, noise, sent)
         if line.startswith(prefix):
             word, _, detail = line[len(prefix) :].decode("utf-8", "replace").partition(" ")
             if word in ("have", "need"):
                 return word
             raise _refusal(node, word, detail.strip())
-        noise.append(line.decode("utf-8", "replace"))
+        noise += line + b"\n"
+        del noise[:-NOISE_LIMIT]
 
 
 def _stays_alive(node: Node) -> bool:
@@ -167,16 +227,30 @@ def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
     )
 
 
-def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> LamplighterError:
+def _lost(channel: Channel, sent: _Sent) -> ContactLost:
+    lost = channel.lost()
+    lost.why = sent.quotable(lost.why)
+    return lost
+
+
+def _no_marker(node: Node, python: str, channel: Channel, noise: bytearray, sent: _Sent) -> LamplighterError:
     """What to say of a stream that ended without our marker: only an exit status proves that the node ended it."""
     if channel.exit_status is None or not _stays_alive(node):
-        return channel.lost()
-    stderr = channel.read_stderr().decode("utf-8", "replace").strip()
+        return _lost(channel, sent)
+    if channel.exit_status == NOT_OURS:
+        return NodeRefused(
+            f"{node.name}: something on the way took the beginning of our input",
+            why="the login shell, or an rc file of it, reads standard input",
+            serving=UNTOUCHED,
+            next_step=f"`echo all | {node.ssh_line} cat` has to print all: mend the shell in /etc/passwd, or its rc "
+            "files",
+        )
+    stderr = sent.quotable(channel.read_stderr().decode("utf-8", "replace").strip())
     if node.spec.become:
         refusal = sudo_refusal(node.name, node.user, stderr.encode(), channel.exit_status)
         if refusal is not None:
             return refusal
-    why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise)) if part)
+    why = "; ".join(part for part in (stderr[-500:], _quote_noise(noise, sent)) if part)
     if channel.exit_status not in NO_PYTHON:
         return NodeRefused(
             f"{node.name}: the login ended before our program began (exit status {channel.exit_status})",
@@ -191,12 +265,13 @@ def _no_marker(node: Node, python: str, channel: Channel, noise: list[str]) -> L
     )
 
 
-def _quote_noise(noise: list[str]) -> str:
-    text = " | ".join(line for line in noise if line.strip())[-300:]
+def _quote_noise(noise: bytearray, sent: _Sent) -> str:
+    said = sent.quotable(noise.decode("utf-8", "replace"))
+    text = " | ".join(line for line in said.splitlines() if line.strip())[-300:]
     return f"the login shell printed: {text}" if text else ""
 
 
-def _read_events(node: Node, lines: _Lines, nonce: str, on_event: Callable[[Event], None]) -> Event:
+def _read_events(node: Node, lines: _Lines, nonce: str, sent: _Sent, on_event: Callable[[Event], None]) -> Event:
     while True:
         try:
             line = lines.next(events.SILENCE_SECONDS)
@@ -206,7 +281,7 @@ def _read_events(node: Node, lines: _Lines, nonce: str, on_event: Callable[[Even
                 why="the wire is cut or the node hangs",
             ) from error
         if line is None:
-            raise lines.channel.lost()
+            raise _lost(lines.channel, sent)
         if not line:
             continue
         if line.startswith(_marker(nonce)):  # the program could not be unpacked

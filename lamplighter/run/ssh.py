@@ -46,6 +46,8 @@ WRITE_TIMEOUT = 30.0
 LONGEST_TIMEOUT = 86400.0
 #: Seconds that an exit status may lag behind the end of the output.
 EXIT_LAG = 5.0
+#: Bytes of a command's output that are taken, the rest of this machine's memory being for others.
+OUTPUT_LIMIT = 64 << 20
 #: Bytes of a command's stderr that are kept, the newest.
 STDERR_LIMIT = 64 * 1024
 
@@ -64,6 +66,10 @@ class SilenceTimeout(ContactLost):
 
 class CommandTimedOut(ContactLost):
     """The command did not end in time; it may still be running on the node."""
+
+
+class TooMuchOutput(ContactLost):
+    """The command wrote more than anybody would read, and was given up."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ class Node:
     def run(self, command: str, timeout: float | None = None, stdin: bytes = b"") -> CommandResult:
         """Run ``command`` to its end with ``stdin`` as its whole input; any exit status is a result.
 
-        Raises CommandTimedOut after ``timeout`` seconds, ContactLost when the wire broke first.
+        Raises CommandTimedOut after ``timeout`` seconds, TooMuchOutput, ContactLost when the wire broke first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         output = bytearray()
@@ -215,6 +221,11 @@ class Node:
                 channel.close_write()
                 while chunk := channel.read(timeout=_left(deadline)):
                     output += chunk
+                    if len(output) > OUTPUT_LIMIT:
+                        limit = f"{OUTPUT_LIMIT >> 20} MiB"
+                        raise TooMuchOutput(
+                            f"{self.name}: more than {limit} came of: {_shortened(command)}", serving=UNKNOWN_STATE
+                        )
                 status = channel.wait(timeout=_left(deadline))
             except SilenceTimeout as error:
                 raise CommandTimedOut(

@@ -221,6 +221,53 @@ def test_noise_before_the_marker_is_not_parsed(tmp_path: Path) -> None:
     assert ask(tmp_path / "root", PlainNode(noise))[0] == "need"
 
 
+SECRET = "hunter2-and-a-half"
+TOKEN = 'tröpf"chen'  # otherwise written in what we send
+
+
+REQUEST = {**STATUS, "padding": "p" * 9000, "secrets": {"A": SECRET, "B": TOKEN, "C": "xyz"}}
+
+
+def sent(root: Path) -> int:
+    """How many bytes are sent to ask for REQUEST."""
+    request = {**REQUEST, "root": str(root), "runner": session.pack().digest}
+    return len(boot_source("0" * 16)) + len(frame(json.dumps(request).encode()))
+
+
+def told_of(noise: str, root: Path) -> str:
+    """All that is said of a node which refuses a request with secrets."""
+    request = {**REQUEST, "root": str(root)}
+    with pytest.raises((NodeRefused, ContactLost)) as caught:
+        session.converse(cast("Node", PlainNode(noise)), sys.executable, request, lambda event: None)
+    said = str(caught.value)
+    for value in (SECRET, SECRET[6:], TOKEN, json.dumps(TOKEN)[1:-1], "xyz"):
+        assert value not in said
+    return said
+
+
+@pytest.mark.parametrize("eaten", [1, 40, 3000, 9000])
+@pytest.mark.parametrize("is_within", [False, True])
+def test_whoever_eats_some_of_our_input_makes_nobody_quote_it(tmp_path: Path, eaten: int, is_within: bool) -> None:
+    eat = f"head -c {eaten} >/dev/null; "
+    if is_within:  # at first it is left alone: something reads in the background
+        eat = f"(head -c {len(boot_source('0' * 16))}; {eat} head -c 100) | "
+    said = told_of(eat, tmp_path / "root")
+    assert "something on the way took the beginning of our input" in said
+    assert "`echo all | ssh gpu1 cat`" in said
+    assert "nothing was touched" in said
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    "how", ["", " >&2", " | fold -w 60 >&2", " | fold -w 24", " | sed 's/.*/sh: 1: &: not found/' >&2"]
+)
+def test_a_shell_that_repeats_our_input_is_not_quoted(tmp_path: Path, how: str) -> None:
+    said = told_of(f"echo hello; echo hello >&2; head -c {sent(tmp_path / 'root')}{how}; exit 3; ", tmp_path / "root")
+    assert "hello" in said
+    assert "(here it repeats what we sent)" in said
+    assert "serve(" not in said
+
+
 def test_several_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     for turn in range(3):
         root = tmp_path / str(turn)
@@ -425,7 +472,7 @@ def test_a_wire_that_breaks_within_the_runner_leaves_nothing(raw: Raw, tmp_path:
     raw.await_word(b"need")
     raw.send(frame(packed.data)[:kept])
     code, out, _ = raw.finish()
-    assert (code, out) in ((3, b""), (1, b""))
+    assert (code, out) == (97, b"")
     assert entries(tmp_path / "root") == set()
     assert ask(tmp_path / "root")[0] == "need"
 

@@ -23,7 +23,7 @@ from lamplighter.node.events import Exit
 from lamplighter.run import hop, ssh, wire
 from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
-from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout
+from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
 from tests.driver import free_port
 from tests.ssh.sshd import Sshd, make_key, missing, public, sign
 
@@ -157,6 +157,13 @@ def test_run_ends_at_its_timeout_whatever_the_command_does(node: Node, command: 
         node.run(command, timeout=0.3, stdin=b"x" * 5_000_000)
 
     assert time.monotonic() - started < 60
+
+
+def test_run_gives_up_a_command_that_never_stops_printing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "OUTPUT_LIMIT", 1 << 20)
+    with pytest.raises(TooMuchOutput, match="more than 1 MiB came of: exec yes"):
+        node.run("exec yes", timeout=600)
+    assert node.run("echo on", timeout=60).stdout == b"on\n"
 
 
 def test_run_times_out_when_only_the_output_has_ended(node: Node) -> None:

@@ -153,6 +153,40 @@ def test_silence_of_a_connection_that_stands_is_no_answer() -> None:
     assert caught.value.why == "the login shell printed: Welcome"
 
 
+class Flood(Channel):
+    """Says the same as long as it is listened to."""
+
+    def __init__(self, piece: bytes) -> None:
+        super().__init__()
+        self.piece = piece
+
+    def read(self, timeout: float) -> bytes:
+        return self.piece
+
+
+@pytest.mark.parametrize("piece", [b"garbage\n" * 4096, b"garbage\n", b"garbage " * 4096])
+def test_a_shell_that_never_stops_printing_is_no_answer(monkeypatch: pytest.MonkeyPatch, piece: bytes) -> None:
+    monkeypatch.setattr(session, "MARKER_SECONDS", 0.3)
+    monkeypatch.setattr(session, "LINE_LIMIT", 100_000)
+    kept: list[int] = []
+    usual = session._quote_noise
+    monkeypatch.setattr(session, "_quote_noise", lambda noise, sent: kept.append(len(noise)) or usual(noise, sent))
+    node: Any = Node(Flood(piece))
+    with pytest.raises(NoAnswer) as caught:
+        session.converse(node, "python3", {}, lambda event: None)
+    assert caught.value.what == "gpu1 did not start our program within 0 s"
+    assert caught.value.why.startswith("the login shell printed: ")
+    assert "garbage" in caught.value.why
+    assert kept[0] <= 2 * session.NOISE_LIMIT
+
+
+def test_a_line_without_an_end_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LINE_LIMIT", 100)
+    channel: Any = Channel(*[b"x" * 60] * 9, b"\n", b"y\n", b"z")
+    lines = session._Lines(channel)
+    assert [lines.next(1), lines.next(1), lines.next(1)] == [b"x" * 100, b"y", None]
+
+
 def test_the_request_is_announced_before_its_first_byte_leaves(marker: bytes) -> None:
     channel = Channel(marker, b'{"event": "bye"}\n')
     written: list[int] = []
