@@ -38,6 +38,34 @@ def test_a_signal_while_it_imports_ends_it_without_a_word(number: signal.Signals
     assert (command.returncode, said) == (-number, "")  # which a shell tells as 130 and 143
 
 
+#: Tells which files the first descriptors are when a module is imported.
+TELL = """
+import os, sys
+class Tell:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pydantic_core":
+            seen = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
+            with open({told!r}, "w") as file:
+                file.write(" ".join([*seen, str(sys.stdout is None)]))
+sys.meta_path.insert(0, Tell())
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_no_socket_gets_the_number_of_a_closed_stream(closed: tuple[int, ...], tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(TELL.format(told=str(told)))
+    streams = {number: f"{number}>&-" if number in closed else f"{number}<>{tmp_path}/{number}" for number in (0, 1, 2)}
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" config --host demo {" ".join(streams.values())}', str(PROJECT / "inv")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    *files, is_none = told.read_text().split()
+    assert files == ["/dev/null" if number in closed else f"{tmp_path}/{number}" for number in (0, 1, 2)]
+    assert is_none == str(1 in closed)
+
+
 def test_what_lies_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     for name in ("signal", "json", "invoke", "fabric"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current directory')")
