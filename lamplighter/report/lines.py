@@ -1,7 +1,7 @@
 """Plain lines for cron, CI and log files: no colours, one line per news, nothing that moves the cursor.
 
 Progress is throttled to what a reader of the mail wants: each new phase, every ten percent, each new kind of message
-once, and a sign of life after half a minute of silence.
+once, whatever names a process, and a sign of life after half a minute of silence.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Told:
                 return []
             self._tenth = tenth
             return [f"{stage}: {progress.phase + ' ' if progress.phase else ''}{progress.percent:.0f} %"]
-        kind = _NUMBERS.sub("0", message)
+        kind = message if event.get("pids") else _NUMBERS.sub("0", message)  # one pid does not stand for another
         if not message or kind in self._kinds:
             return []
         self._kinds.add(kind)

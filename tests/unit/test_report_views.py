@@ -119,6 +119,20 @@ def test_silence_is_broken_by_a_sign_of_life_every_half_minute() -> None:
     assert signs[0].startswith("02:50  gpu1/kimi  ready: still at it for 2m 40s, phase weights 42 %")
 
 
+def test_every_process_that_is_stopped_is_named() -> None:
+    stream = io.StringIO()
+    lines = Lines(Output(stream), Clock())
+    journal = Journal()
+    for pid in (11667, 11668, 11668):
+        journal.write(events.progress("stop", f"stopping pid {pid} (sglang::scheduler_TP0)", pids=[pid]))
+    for event in journal.lines:
+        lines.event(event)
+    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == [
+        "stop: stopping pid 11667 (sglang::scheduler_TP0)",
+        "stop: stopping pid 11668 (sglang::scheduler_TP0)",
+    ]
+
+
 def test_a_message_whose_numbers_change_is_told_once() -> None:
     stream = io.StringIO()
     lines = Lines(Output(stream), Clock())
