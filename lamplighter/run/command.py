@@ -28,7 +28,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_session, detached, open_session
+from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_session, detached, open_session, told_to_end
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -283,13 +283,17 @@ def _leave_or_cancel(
     is_asked = interrupted.exit_code == Exit.INTERRUPTED and _is_a_person_there()
     reporter.close(None)
     trouble: LamplighterError | None = None
+    words: int | None = None  # those that had come when we began to cancel
     try:
         with _signals(last=True):  # armed again: a second Ctrl-C detaches
             if is_asked and _wants_to_cancel(run):
+                words = run.words
                 session.cancel_or_see_its_end(run)
                 return
     except Interrupted:
-        pass
+        if words is not None:
+            _tell(run.host, run.server, told_to_end(run, None, is_heard=run.words > words), fold, reporter)
+            return
     except (NodeRefused, Unreachable) as error:  # nobody was asked to cancel, as far as we know
         trouble = error
     except LamplighterError as error:

@@ -121,8 +121,9 @@ class HostSession:
             if follower.last > heard:
                 pauses = list(RECONNECT_PAUSES)
             if not pauses:
-                is_untold = request["verb"] == "cancel" and follower.words == words
-                raise (_perhaps_told if is_untold else detached)(follower, trouble) from trouble
+                if request["verb"] == "cancel":
+                    raise told_to_end(follower, trouble, is_heard=follower.words > words) from trouble
+                raise detached(follower, trouble) from trouble
             if isinstance(trouble, NoAnswer):  # each try costs the whole time that the node is given
                 del pauses[1:]
             follower.tell(f"contact lost ({trouble.what}); looking for the run again")
@@ -428,14 +429,18 @@ def _raise_defect(host: str, bye: Event) -> None:
         )
 
 
-def _perhaps_told(run: Follower, trouble: LamplighterError) -> ContactLost:
-    """Return the error that says: nothing came back after the order to cancel."""
+def told_to_end(run: Follower, trouble: LamplighterError | None, *, is_heard: bool) -> ContactLost:
+    """Return the error that says: we asked the run to end; without ``is_heard`` nothing came back after that."""
+    name = f"{f'run {run.run}' if run.run else 'the run'} of server {run.server}"
+    serving = f"{name} was told to end, and does so by itself on the node"
+    if not is_heard:
+        serving = f"whether {name} was told to end is not known; if it was not, it goes on by itself on the node"
+    verb = "attach" if is_heard else "cancel"
     return ContactLost(
-        trouble.what,
-        why=trouble.why,
-        serving=f"whether {f'run {run.run}' if run.run else 'the run'} of server {run.server} was told to end is not "
-        "known; if it was not, it goes on by itself on the node",
-        next_step=events.invocation("cancel", run.host, run.server, *(("--run", run.run) if run.run else ())),
+        trouble.what if trouble else f"{run.host}: detached",
+        why=trouble.why if trouble else "interrupted",
+        serving=serving,
+        next_step=events.invocation(verb, run.host, run.server, *(("--run", run.run) if run.run else ())),
     )
 
 

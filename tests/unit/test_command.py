@@ -234,6 +234,37 @@ def test_whoever_could_not_be_asked_to_cancel_goes_on(
     assert codes(act(deed)) == {"gpu1/kimi": 13, "gpu2/kimi": 130}
 
 
+@pytest.mark.usefixtures("cancels")
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_run_that_is_left_while_it_is_cancelled_is_not_said_to_go_on(
+    hosts: Hosts, act: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, is_heard: bool
+) -> None:
+    told: list[str] = []
+    tell = command._tell
+    monkeypatch.setattr(command, "_tell", lambda *words: told.append(str(words[2])) or tell(*words))
+    hosts.add("gpu1", "kimi")
+
+    def deed(session: Any, server: Any, listen: Any) -> None:
+        def cancel(run: Follower) -> None:
+            if is_heard:
+                run({"event": events.BEAT})
+            os.kill(os.getpid(), signal.SIGINT)
+
+        session.begin(server)
+        session.cancel_or_see_its_end = cancel
+        raise Interrupted(Exit.INTERRUPTED)
+
+    report = act(deed)
+    assert codes(report) == {"gpu1/kimi": Exit.DETACHED}
+    part = report["hosts"]["gpu1"]["servers"]["kimi"]
+    verb = "attach" if is_heard else "cancel"
+    assert part["hint"] == f"./inv {verb} --host gpu1 --server kimi --run R1"
+    fate = (
+        "run R1 of server kimi was told to end, and does so" if is_heard else "is not known; if it was not, it goes on"
+    )
+    assert fate in told[0]
+
+
 # -- signals
 
 

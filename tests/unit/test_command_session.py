@@ -439,6 +439,7 @@ def test_a_cancel_that_arrived_is_followed_like_any_run(script: Script) -> None:
         script.then(ContactLost("cut"))
     with pytest.raises(ContactLost) as caught:
         script.session.cancel(KIMI, script.heard.append, "R1")
+    assert caught.value.serving == "run R1 of server kimi was told to end, and does so by itself on the node"
     assert caught.value.next_step == "./inv attach --host gpu1 --server kimi --run R1"
 
 
