@@ -8,8 +8,8 @@ A check is a *blocker* (it fails: exit 8) unless it is marked ``@pytest.mark.war
 ``checks: {NAME: blocker | warning | off}``, with the name of its function without ``test_``. A number there is a
 threshold. Its docstring's first line is the question that people read.
 
-No check may be lost without a word: a file that cannot be read, a check that hangs or that ends the session is an
-error of its own, and the others run all the same.
+No check may be lost without a word: a file that cannot be read, a check that hangs or that ends the session, or the
+process, is an error of its own, and the others run all the same.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def run_checks(
         *map(str, directories),
     ]
     plugins = [fixtures, collector, _Alarm(float(limits[OVERDUE]))]
-    with _quiet() as said, _forgotten(directories):
+    with _quiet() as said, _forgotten(directories), _no_way_out():
         try:
             status: int = pytest.main(words, plugins=plugins)
         except (Exception, SystemExit, Overdue) as error:  # a conftest.py that leaves, a check that breaks pytest
@@ -192,6 +192,29 @@ def _quiet() -> Iterator[io.StringIO]:
             yield said
     finally:
         os.environ.update(kept)
+
+
+@contextlib.contextmanager
+def _no_way_out() -> Iterator[None]:
+    """Have a check that ends this process, or becomes another program, leave as `sys.exit` does; its children may."""
+    ours = os.getpid()
+
+    def instead_of(name: str, leave: Callable[..., Any]) -> Callable[..., Any]:
+        def stay(*args: Any, **named: Any) -> Any:
+            if os.getpid() == ours:
+                raise SystemExit(f"os.{name} would end lamplighter, and all results be lost")
+            return leave(*args, **named)
+
+        return stay
+
+    before = {name: getattr(os, name) for name in ("_exit", "abort", "execv", "execve")}
+    for name, leave in before.items():
+        setattr(os, name, instead_of(name, leave))
+    try:
+        yield
+    finally:
+        for name, leave in before.items():
+            setattr(os, name, leave)
 
 
 @contextlib.contextmanager

@@ -424,6 +424,35 @@ def test_a_check_that_ends_the_session_is_an_error(tmp_path: Path, leaving: str)
     assert "the session was ended: enough" in found["checks"].evidence
 
 
+@pytest.mark.parametrize(
+    "leaving", ["os._exit(0)", "os._exit(status=0)", "os.abort()", "os.execl('/bin/true', 'true')"]
+)
+def test_a_check_that_ends_the_process_is_an_error_wherever_it_does(tmp_path: Path, leaving: str) -> None:
+    before = os._exit, os.abort, os.execv, os.execve
+    (tmp_path / "test_leaving.py").write_text(f"import os\n{leaving}\n")
+    text = f"import os, pytest\n@pytest.fixture\ndef leaver():\n    {leaving}\n"
+    text += f"def test_leaving():\n    {leaving}\ndef test_fixture(leaver):\n    pass\n"
+    found = check(directory=write(tmp_path, text + GOOD))
+    assert (os._exit, os.abort, os.execv, os.execve) == before
+    assert found["good"].outcome == "passed"
+    outcomes = {name: found[name].outcome for name in ("leaving", "fixture", "test_leaving.py")}
+    assert outcomes == {"leaving": "failed", "fixture": "error", "test_leaving.py": "error"}
+    assert all("would end lamplighter" in found[name].evidence for name in outcomes)
+
+
+def test_a_conftest_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import os\nos._exit(0)\n")
+    found = check(directory=write(tmp_path, GOOD))["checks"]
+    assert found.outcome == "error"
+    assert f"{tmp_path / 'conftest.py'}, line 2: " in found.evidence
+
+
+def test_a_child_of_a_check_may_leave_as_it_likes(tmp_path: Path) -> None:
+    text = "import os\ndef test_forks():\n    child = os.fork()\n    if not child:\n        os._exit(3)\n"
+    text += "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\n"
+    assert check(directory=write(tmp_path, text))["forks"].outcome == "passed"
+
+
 @pytest.mark.parametrize("leaving", ["sys.exit(3)", "while True:\n    time.sleep(0.01)"])
 def test_a_file_that_leaves_or_hangs_is_an_error_and_the_others_run(tmp_path: Path, leaving: str) -> None:
     (tmp_path / "test_leaving.py").write_text(f"import sys, time\n{leaving}\n")
