@@ -48,7 +48,7 @@ def deploy(
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
     from lamplighter.run import command, drift, verify
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server)
     with command.guarded(settings):
         unless = drift.conditions(if_changed, max_age)
     command.run(
@@ -71,7 +71,7 @@ def rollback(
     """Replace the server by an earlier release that is on the node already."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json), host, server, "rollback", wait, to=to)
+    command.run(command.settings_from(c, as_json=json, server=server, to=to), host, server, "rollback", wait, to=to)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -79,7 +79,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json), host, server, "stop", wait)
+    command.run(command.settings_from(c, as_json=json, server=server), host, server, "stop", wait)
 
 
 @task(
@@ -93,7 +93,7 @@ def undeploy(
     """Take away what lies outside lamplighter's directory on the node: start-up files and the systemd unit."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json), host, server, "undeploy", wait, stop=stop)
+    command.run(command.settings_from(c, as_json=json, server=server), host, server, "undeploy", wait, stop=stop)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -101,7 +101,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json), host, server, "start", wait)
+    command.run(command.settings_from(c, as_json=json, server=server), host, server, "start", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -109,7 +109,7 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json), host, server, "restart", wait)
+    command.run(command.settings_from(c, as_json=json, server=server), host, server, "restart", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
@@ -117,7 +117,7 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server, run=run)
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
@@ -126,7 +126,7 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server, run=run)
     command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
 
 
@@ -137,7 +137,7 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json),
+        command.settings_from(c, as_json=json, server=server),
         host,
         server,
         "releases",
@@ -153,7 +153,7 @@ def env(c: Context, host: list[str], server: str | None = None, json: bool = Fal
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json),
+        command.settings_from(c, as_json=json, server=server),
         host,
         server,
         "env",
@@ -170,7 +170,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json),
+        command.settings_from(c, as_json=json, server=server),
         host,
         server,
         "check",
@@ -192,7 +192,7 @@ def status(
     from lamplighter.report import status_text
     from lamplighter.run import command, drift
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server)
     if watch is not None:
         drift.watch(settings, host, server, watch)
     command.read(
@@ -219,8 +219,8 @@ def verify(
     c: Context,
     host: list[str],
     server: str | None = None,
-    only: str = "",
-    k: str = "",
+    only: str | None = None,
+    k: str | None = None,
     junit: str | None = None,
     json: bool = False,
 ) -> None:
@@ -229,7 +229,7 @@ def verify(
     from lamplighter.run import command
     from lamplighter.run import verify as checks
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server, only=only, k=k)
     with command.guarded(settings):
         results = checks.Results(junit)
     command.read(
@@ -237,7 +237,7 @@ def verify(
         host,
         server,
         "verify",
-        lambda session, servers: checks.verify_all(session, servers, settings.inventory, only or k, results),
+        lambda session, servers: checks.verify_all(session, servers, settings.inventory, only or k or "", results),
         verify_text,
         checks.judge_checks,
     )
@@ -265,7 +265,7 @@ def logs(
     """Print the server's log as the node keeps it. Reads only."""
     from lamplighter.run import command
 
-    command.print_logs(command.settings_from(c), host, server, lines, follow, run)
+    command.print_logs(command.settings_from(c, server=server, run=run), host, server, lines, follow, run)
 
 
 @task(
@@ -293,7 +293,7 @@ def diagnose(
     from lamplighter.run import command
     from lamplighter.run import diagnose as doctor
 
-    settings = command.settings_from(c, as_json=json)
+    settings = command.settings_from(c, as_json=json, server=server)
     doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
 
 

@@ -57,8 +57,16 @@ class Settings:
     as_json: bool = False
 
 
-def settings_from(context: Context, *, as_json: bool = False) -> Settings:
-    """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY. Refuses Invoke's ``--dry``."""
+def settings_from(context: Context, *, as_json: bool = False, **given: str | None) -> Settings:
+    """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY.
+
+    Refuses Invoke's ``--dry``, and an option of ``given`` with an empty value: a variable that was not set would choose
+    the default.
+    """
+    for name, value in given.items():
+        if value is not None and not value.strip():
+            flag = f"-{name}" if len(name) == 1 else f"--{name}"
+            _exit_with(UsageError(f"{flag} is empty", next_step=f"give {flag} a value, or leave it out"), as_json)
     if context.config.run.dry:
         refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
         _exit_with(refusal, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -124,3 +125,27 @@ def test_whoever_sets_up_the_environment_is_named_and_waited_for(
         _, said = command.communicate(timeout=120)
     assert command.returncode == 0
     assert "waiting" not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rollback", "--to"], ["stop", "--server"], ["check", "--server"], ["attach", "--run"], ["cancel", "--run"],
+        ["verify", "--only"], ["verify", "-k"], ["diagnose", "--server"],
+    ],
+)  # fmt: skip
+def test_an_option_with_an_empty_value_is_a_usage_error(words: list[str]) -> None:
+    done = subprocess.run(
+        [PROJECT / "inv", *words, "", "--host", "demo", "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{words[1]} is empty\n")
+    assert json.loads(done.stdout)["report"]["exit_code"] == 2
+
+
+def test_an_empty_run_is_a_usage_error_of_logs() -> None:
+    words = [PROJECT / "inv", "logs", "--host", "demo", "--run", " "]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--run is empty\n")
