@@ -14,7 +14,8 @@ import pytest
 
 from lamplighter.node import standing
 from lamplighter.node.layout import server_home
-from lamplighter.node.observe import drift, facts, gpus, processes
+from lamplighter.node.observe import drift, facts, gpus, holders, processes
+from tests.node.living import SLEEP, Living
 
 # ---------------------------------------------------------------------------------------------------------- parsers
 
@@ -269,17 +270,97 @@ def test_a_process_that_waits_for_a_moment_is_not_stuck(monkeypatch: pytest.Monk
     assert [each["pid"] for each in facts.stuck({me.pid: waiting})] == [me.pid]
 
 
-def test_a_process_that_the_server_starts_during_the_look_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    uuid = "GPU-11111111-2222-3333-4444-555555555555"
-    pids = [4242, 4243]
-    sample = gpus.Sample(gpus.Answer(0, "", ""), gpus.Answer(0, "", ""))
-    started: list[int] = []
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
-    def settle(*_: object) -> tuple[gpus.Sample, gpus.Verdict]:
-        started.extend(pids)
-        return sample, gpus.Verdict(gpus.HELD, tuple(pids), "", (), (), ())
 
-    monkeypatch.setattr(gpus, "settle", settle)
-    monkeypatch.setattr(gpus, "device_holders", lambda: gpus.DeviceHolders({}, complete=True))
-    found = facts.holder_facts([uuid], {}, lambda: started[:1], ())
-    assert [(each["pid"], each["is_ours"]) for each in found["holders"]] == [(4242, True), (4243, False)]
+class Looks:
+    """Stands for nvidia-smi: each look has the next list of holders (pid: MiB), and the last one stays."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lists: dict[int, int], used: int | None = None) -> None:
+        self.taken = 0
+        self._lists = lists
+        self._used = used
+        monkeypatch.setattr(gpus, "take_sample", self._take)
+        monkeypatch.setattr(gpus, "device_holders", lambda: gpus.DeviceHolders({}, complete=True))
+        monkeypatch.setattr(gpus, "SAMPLE_SECONDS", 0.01)
+        monkeypatch.setattr(holders, "APART_SECONDS", 0.01)
+
+    def _take(self, _: float) -> gpus.Sample:
+        held = self._lists[min(self.taken, len(self._lists) - 1)]
+        self.taken += 1
+        used = sum(held.values()) if self._used is None else self._used
+        rows = f"0, {UUID}, NVIDIA H200, 143771, {used}, 616, 40, P0\n"
+        apps = "".join(f"{UUID}, {pid}, python, {mib}\n" for pid, mib in held.items())
+        return gpus.Sample(gpus.Answer(0, rows, ""), gpus.Answer(0, apps, ""))
+
+
+@pytest.fixture
+def pids(living: Living) -> list[int]:
+    return [living.start([SLEEP, "600"]).pid for _ in range(3)]
+
+
+def told(found: dict[str, Any]) -> list[tuple[int, bool]]:
+    return [(each["pid"], each["is_ours"]) for each in found["holders"]]
+
+
+def test_a_process_that_the_server_starts_during_the_look_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, pids: list[int]
+) -> None:
+    look = Looks(monkeypatch, dict.fromkeys(pids[:2], 2000))
+    found = facts.holder_facts([UUID], {}, lambda: pids[:1] if look.taken else [], ())
+    assert told(found) == [(pids[0], True), (pids[1], False)]
+
+
+def test_a_stranger_counts_when_it_stays(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
+    ours, stranger, late = pids
+    look = Looks(monkeypatch, {ours: 9000}, {ours: 9000, stranger: 2000})
+    assert told(facts.holder_facts([UUID], {}, lambda: [ours], ())) == [(ours, True)]
+    assert look.taken == 1  # nobody else is there: nothing to look at again
+    found = facts.holder_facts([UUID], {}, lambda: [ours], ())
+    assert told(found) == sorted([(ours, True), (stranger, False)])
+    assert look.taken == 1 + holders.LOOKS
+    assert str(stranger) in found["reason"]
+
+    Looks(monkeypatch, {ours: 9000, stranger: 2000}, {ours: 9000, late: 2000}, {ours: 9000})
+    found = facts.holder_facts([UUID], {}, lambda: [ours], ())
+    assert told(found) == [(ours, True)]
+    assert (found["word"], found["reason"]) == (gpus.HELD, f"held by pid {ours} (python)")
+
+
+def test_a_stranger_that_ends_when_it_was_seen_is_nobody(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
+    ours, stranger, _ = pids
+    Looks(monkeypatch, *[{ours: 9000, stranger: 2000}] * holders.LOOKS, {ours: 9000})
+    seen = processes.is_pid_alive
+    answers = iter([True] * 2 * (holders.LOOKS - 1) + [True])  # judged and described, and when last described gone
+    monkeypatch.setattr(processes, "is_pid_alive", lambda pid: next(answers, False) if pid == stranger else seen(pid))
+    found = facts.holder_facts([UUID], {}, lambda: [ours], ())
+    assert told(found) == [(ours, True)]
+    assert str(stranger) not in found["reason"]
+
+
+def test_strangers_of_whom_one_is_always_there_count(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
+    monkeypatch.setattr(gpus, "TEARDOWN_SECONDS", 0.1)
+    Looks(monkeypatch, *[{pid: 2000} for pid in pids] * 100)
+    [(pid, is_ours)] = told(facts.holder_facts([UUID], {}, list, ()))
+    assert pid in pids
+    assert not is_ours
+
+
+def test_a_stranger_that_this_user_may_not_see_bears_the_name_that_nvidia_smi_gives(
+    monkeypatch: pytest.MonkeyPatch, pids: list[int]
+) -> None:
+    Looks(monkeypatch, {pids[0]: 2000})
+    monkeypatch.setattr(processes, "read_process", lambda pid: None)  # hidepid
+    [found] = facts.holder_facts([UUID], {}, list, ())["holders"]
+    assert found == {"pid": pids[0], "title": "python", "user": "", "is_ours": False}
+
+
+def test_memory_beside_the_holders_is_told_when_it_stays(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
+    ours = pids[0]
+    Looks(monkeypatch, {ours: 9000}, used=9016)
+    assert facts.holder_facts([UUID], {}, lambda: [ours], ())["unaccounted"] == ""
+    monkeypatch.setattr(gpus, "TEARDOWN_SECONDS", 0.1)
+    look = Looks(monkeypatch, {ours: 9000}, used=80000)
+    found = facts.holder_facts([UUID], {}, lambda: [ours], ())
+    assert found["unaccounted"] == "GPU 0 uses 80000 MiB, of which its processes hold 9000"
+    assert look.taken > 1

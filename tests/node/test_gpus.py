@@ -81,7 +81,7 @@ NA = {"used": "[N/A]", "total": "[N/A]", "reserved": "[N/A]"}
         (said([gpu(used="5")], [f"{A}, 10, [No data], 102918 MiB"]), HELD, (10,)),
         (said([gpu(used="5")], [f"{A}, 10, [Not Found], [N/A]"]), HELD, (10,)),
         (said([gpu(used="5")], [f"{A}, 10, /usr/lib/xorg/Xorg, 5"]), HELD, (10,)),
-        (said([gpu(used="5")], [f"{A.upper().replace('GPU', 'GPU')}, 10, x, 5"]), HELD, (10,)),
+        (said([gpu(used="5")], [f"{A.upper()}, 10, x, 5"]), HELD, (10,)),
         # 3: memory that proves nothing
         (said([gpu(**NA)]), NO_HOLDERS, ()),
         (said([gpu(used="[Not Supported]", total="Not Supported")]), NO_HOLDERS, ()),
@@ -187,6 +187,25 @@ def test_an_answer_that_failed_is_unknown_whatever_it_lists(broken: Answer) -> N
     assert (gpus_failed.word, gpus_failed.holders) == (UNKNOWN, (10,))
     assert (apps_failed.word, apps_failed.holders) == (UNKNOWN, (10,))
     assert judge(Sample(broken, Answer(0, "", "")), [A], {A: 0}, ALIVE).word == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("sample", "idle", "found"),
+    [
+        (said([gpu(used="101620")], [f"{A}, 10, sglang::scheduler, 101604"]), None, ""),
+        (said([gpu(used="9512")], [f"{A}, 10, x, 9000"]), None, ""),
+        (said([gpu(used="9513")], [f"{A}, 10, x, 9000"]), 2, ""),
+        (said([gpu(used="9513")], [f"{A}, 10, x, 9000"]), 0, "GPU 0 uses 9513 MiB, of which its processes hold 9000"),
+        (said([gpu(used="9513")], [f"{A}, 10, x, 4000", f"{A}, 11, y, 5000", f"{B}, 11, y, 70"]), 1, ""),
+        (said([gpu(used="9513")], [f"{B}, 11, y, 9000"]), 0, "GPU 0 uses 9513 MiB, of which its processes hold 0"),
+        (said([gpu(used="9000")], [f"{A.upper()}, 10, x, 9000 MiB"]), None, ""),
+        (said([gpu(used="9999")], [f"{A}, 10, x, [N/A]"]), None, None),
+        (said([gpu(**NA)], [f"{A}, 10, x, 9000"]), None, None),
+        (said([gpu(used="99999", name="NVIDIA GH200 480GB")], [f"{A}, 10, x, 9000"]), None, None),
+    ],
+)  # fmt: skip
+def test_memory_that_no_listed_process_holds(sample: Sample, idle: int | None, found: str | None) -> None:
+    assert gpus.unaccounted(judge(sample, [A], {A: idle}, ALIVE), {A: idle}) == found
 
 
 def test_no_gpu_asked_for_is_never_freed() -> None:

@@ -173,6 +173,8 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("gpus_need_no_recovery", "blocker", gpu("gpu_recovery_action", "Drain and Reset"), {}, "GPU 1 wants Drain and Reset"),
     ("gpu_memory_is_accounted_for", "blocker", put("holders", {"word": "UNKNOWN", "reason": "GPU requires reset", "holders": [], "open": [], "complete": True}), {}, "requires reset"),
     ("gpu_memory_is_accounted_for", "blocker", put("holders", {"word": "HELD", "reason": "GPU 0 uses 71000 MiB", "holders": [], "open": [], "complete": True}), {}, "no process is seen: GPU 0 uses 71000"),
+    ("gpu_memory_is_accounted_for", "blocker", put("holders > unaccounted", "GPU 1 uses 71000 MiB, of which its processes hold 9000"), {}, "by no process that is seen: GPU 1 uses 71000"),
+    ("no_foreign_holder", "blocker", put("holders > holders", [{**STRANGER, "user": "", "title": ""}]), {}, "pid 77 (?, ?)"),
     ("no_foreign_holder", "blocker", put("holders > holders", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
     ("no_foreign_holder", "blocker", put("holders > open", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
     ("fabric_is_ready", "blocker", gpu("fabric.state", "In Progress"), {}, "GPU 1: fabric In Progress, Success"),

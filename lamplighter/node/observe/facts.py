@@ -149,28 +149,48 @@ def holder_facts(
 ) -> Dict[str, Any]:
     """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
 
-    ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on starting processes.
+    All of it is of one sample, the last: whoever else is there for a moment, and memory that is nobody's for a moment,
+    is looked at again. ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on
+    starting processes. ``unaccounted``: see ``gpus.unaccounted``.
     """
     if not uuids:
-        return {"word": None, "reason": "the server uses no GPU", "holders": [], "open": [], "complete": True}
-    sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS)
-    known = ours()
+        nothing = {"word": None, "reason": "the server uses no GPU", "unaccounted": ""}
+        return {**nothing, "holders": [], "open": [], "complete": True}
+    until = time.monotonic() + gpus.TEARDOWN_SECONDS
+    looks: Dict[int, int] = {}
+    while True:
+        sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS)
+        known = set(ours())
+        names = {app.pid: app.name for app in verdict.apps}
+        listed = _alive({pid: names.get(pid, "") for pid in verdict.holders})
+        looks = {each["pid"]: looks.get(each["pid"], 0) + 1 for each in listed if each["pid"] not in known}
+        unaccounted = gpus.unaccounted(verdict, baseline)
+        is_lasting = len(listed) == len(verdict.holders) and all(count >= holders.LOOKS for count in looks.values())
+        if (is_lasting and not unaccounted) or time.monotonic() > until:
+            break
+        time.sleep(holders.APART_SECONDS)
     scan, opened = holders.lastingly_open(sample, uuids, {*known, *verdict.holders}, allow)
-    known = {*known, *ours()}
+    others = _alive(dict.fromkeys(opened, ""))
+    known.update(ours())
     return {
         "word": verdict.word,
         "reason": verdict.reason,
-        "holders": [_holder(pid, known) for pid in verdict.holders],
-        "open": [_holder(pid, known) for pid in opened],
+        "unaccounted": unaccounted,
+        "holders": [{**each, "is_ours": each["pid"] in known} for each in listed],
+        "open": [{**each, "is_ours": each["pid"] in known} for each in others],
         "complete": scan.complete,
     }
 
 
-def _holder(pid: int, ours: Collection[int]) -> Dict[str, Any]:
-    process = processes.read_process(pid)
-    title = process.title if process else ""
-    user = processes.user_name(process.uid) if process else ""
-    return {"pid": pid, "title": title, "user": user, "is_ours": pid in ours}
+def _alive(named: Mapping[int, str]) -> List[Dict[str, Any]]:
+    """Describe those pids that still run; ``named`` has a title for one that is hidden from this user."""
+    found = []
+    for pid, name in named.items():
+        process = processes.read_process(pid)
+        if processes.is_pid_alive(pid):
+            title, user = (process.title, processes.user_name(process.uid)) if process else (name, "")
+            found.append({"pid": pid, "title": title, "user": user})
+    return found
 
 
 def describe(process: Process) -> Dict[str, Any]:

@@ -93,19 +93,21 @@ def test_gpus_need_no_recovery(ours, evidence):
 
 
 def test_gpu_memory_is_accounted_for(ours, facts, evidence):
-    """Is all memory used on the GPUs the server's?"""
+    """Is all memory used on the GPUs held by processes that are seen?"""
     found = facts["holders"]
     assert found["word"] != "UNKNOWN", f"nvidia-smi is not to be believed: {found['reason']}"
     assert found["word"] != "HELD" or found["holders"], f"memory is held, and no process is seen: {found['reason']}"
+    assert not found["unaccounted"], f"some is held by no process that is seen: {found['unaccounted']}"
     used = sum(gpu["used_mib"] or 0 for gpu in ours)
-    evidence(f"{found['word']}: {used} MiB, {len(found['holders'])} holders")
+    untold = "" if found["unaccounted"] is not None else "; how much each holds cannot be told"
+    evidence(f"{found['word']}: {used} MiB, {len(found['holders'])} holders{untold}")
 
 
 def test_no_foreign_holder(ours, facts, evidence):
     """Does nobody else use the server's GPUs?"""
     found = facts["holders"]
     strangers = [each for each in [*found["holders"], *found["open"]] if not each["is_ours"]]
-    said = dict.fromkeys(f"pid {each['pid']} ({each['user']}, {each['title']})" for each in strangers)
+    said = dict.fromkeys(f"pid {each['pid']} ({each['user'] or '?'}, {each['title'] or '?'})" for each in strangers)
     assert not strangers, "; ".join(said)
     evidence("all processes seen" if found["complete"] else "as far as this user may look")
 
