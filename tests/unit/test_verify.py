@@ -286,6 +286,31 @@ def test_a_server_without_gpus_skips_what_is_about_gpus() -> None:
     assert [result for result in found.values() if result.outcome != "skipped"] == []
 
 
+def test_gpus_that_cannot_be_told_are_told_once_and_nothing_passes_for_them() -> None:
+    why = "nvidia-smi failed with rc 9: couldn't communicate with the NVIDIA driver"
+    facts = healthy()
+    facts.update(gpus=[], smi={"error": why, "seconds": 0.1}, wanted={"uuids": [], "error": why})
+    facts["holders"] = {"word": None, "reason": "", "unaccounted": "", "holders": [], "open": [], "complete": True}
+    whole = check("test_gpus.py", facts)
+    assert [name for name, each in whole.items() if why in each.evidence] == ["gpus_are_all_there"]
+    waiting = [each for each in whole.values() if "see gpus_are_all_there" in each.evidence]
+    assert len(waiting) > 10
+    assert {each.outcome for each in waiting} == {"skipped"}
+
+    settings = {"gpus_are_all_there": "off"}  # not run, or not chosen: each then says so itself
+    for chosen in (check("fabric or foreign", facts), check("fabric or there", facts, settings=settings)):
+        asked = [each for name, each in chosen.items() if name != "gpus_are_all_there"]
+        assert {each.outcome for each in asked} == {"error"}
+        assert all(why in each.evidence for each in asked)
+
+
+def test_memory_whose_share_cannot_be_told_is_not_called_accounted_for_without_a_word() -> None:
+    facts = healthy()
+    facts["holders"]["unaccounted"] = None
+    result = check("accounted", facts)["gpu_memory_is_accounted_for"]
+    assert (result.outcome, result.evidence.partition("; ")[2]) == ("passed", "how much each holds cannot be told")
+
+
 def test_locked_memory_matters_where_gpus_are_used() -> None:
     facts = healthy()
     facts["limits"]["locked memory"] = 8388608.0

@@ -21,13 +21,15 @@ THROTTLED = {0x8: "HW slowdown", 0x20: "SW thermal", 0x40: "HW thermal", 0x80: "
 
 
 @pytest.fixture
-def ours(server, facts):
-    """The GPUs that the server uses."""
+def ours(server, facts, request):
+    """The GPUs that the server uses. Where they cannot be told, one check of those that are run says why."""
     if not server.gpus:
         pytest.skip("the server uses no GPU")
-    uuids = facts["wanted"]["uuids"]
+    uuids, error = facts["wanted"]["uuids"], facts["wanted"]["error"]
     if not uuids:
-        pytest.fail(f"the GPUs of the server cannot be told: {facts['wanted']['error']}")
+        if error and any(item.name == test_gpus_are_all_there.__name__ for item in request.session.items):
+            pytest.skip("the GPUs of the server cannot be told: see gpus_are_all_there")
+        pytest.fail(f"the GPUs of the server cannot be told: {error}")
     return [gpu for gpu in facts["gpus"] if gpu["uuid"] in uuids]
 
 
