@@ -161,6 +161,119 @@ def test_the_last_start_is_the_one_that_counts(
     assert (again.outcome, again.phase, again.cause, again.evidence) == (outcome, phase, cause, found.evidence)
 
 
+TR_LOAD = "[transformers] Loading /m/{0}@main\nLoading weights:   0%|          | 0/21 [00:00<?, ?it/s]\rLoading weights: 100%|##########| 21/21 [00:00<00:00, 900it/s]\n"
+TR_SERVE = "INFO:     Started server process [555]\nINFO:     Application startup complete.\nINFO:     Uvicorn running on http://127.0.0.1:8000 (Press CTRL+C to quit)\n"
+TR_READY = TR_LOAD.format("tiny") + TR_SERVE
+TR_FAILED = f'[transformers] Loading /m/big@main\nTraceback (most recent call last):\n  File "/opt/t/transformers/cli/serve.py", line 3, in x\n{OOM}\n'
+TR_RESET = 'INFO:     10.0.0.4:4 - "POST /reset HTTP/1.1" 200 OK\n' + TR_LOAD.format("tiny")
+TR_ANSWER = '[transformers] [Request received] Model: /m/tiny@main, CB: False\nINFO:     10.0.0.4:4 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+TR_500 = '[transformers] Loading /m/tiny@main\nERROR:    Exception in ASGI application\nTraceback (most recent call last):\n  File "/opt/t/transformers/cli/serving/utils.py", line 3, in x\n{}\nINFO:     10.0.0.4:4 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+LIBRARY = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+GONE = "/root/r/launch.sh: line 14: /opt/sglang/bin/python: No such file or directory\n"
+STOPPED = (
+    "[2026-03-01 11:00:00] INFO:     Shutting down\n[2026-03-01 11:00:01] INFO:     Finished server process [4141]\n"
+)
+ENGINE_ERROR = "(EngineCore pid=9) ERROR 09-03 20:00:00 [core.py:9] EngineCore encountered a fatal error.\n"
+
+
+def dead(program: str, error: str) -> str:
+    """A program that ends at once, by an error of its first lines."""
+    return f'Traceback (most recent call last):\n  File "{program}", line 5, in <module>\n    import x\n{error}\n'
+
+
+SGLANG_PROGRAM, VLLM_PROGRAM = "/opt/v/site-packages/sglang/launch_server.py", "/opt/v/bin/vllm"
+SGLANG_WORK = "[2026-03-01 11:00:00 TP0] Prefill batch, #new-seq: 1, #new-token: 6\n"
+VLLM_WORK = '(APIServer pid=200) INFO:     10.0.0.4:4 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "engine", "outcome", "phase", "cause"),
+    [
+        (TR_READY + TR_FAILED, "transformers", "failed", "weights", "gpu_oom"),
+        (TR_FAILED + TR_LOAD.format("tiny"), "transformers", "running", "weights", None),
+        (TR_FAILED + TR_READY, "transformers", "ready", "ready", None),
+        (TR_READY + TR_LOAD.format("b"), "transformers", "running", "weights", None),
+        (TR_READY + "Usage: transformers serve [OPTIONS]\nError: No such option: --x\n", "transformers", "failed", "boot", "unknown_flag"),
+        (TR_READY + dead("/opt/t/bin/transformers", "ModuleNotFoundError: No module named 'requests'"), "transformers", "failed", "boot", "import_error"),
+        (TR_READY + GONE, "transformers", "failed", "boot", "interpreter_missing"),
+        (READY + dead(SGLANG_PROGRAM, LIBRARY), "sglang", "failed", "boot", "kernel_abi"),
+        (READY + STOPPED + dead(SGLANG_PROGRAM, "ImportError: cannot import name 'a' from 'b'"), "sglang", "failed", "boot", "import_error"),
+        (READY + GONE, "sglang", "failed", "boot", "interpreter_missing"),
+        (READY + "/opt/v/bin/python: No module named sglang\n", "sglang", "failed", "boot", "interpreter_missing"),
+        (vllm("ready") + dead(VLLM_PROGRAM, "ImportError: /opt/v/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda"), "vllm", "failed", "boot", "kernel_abi"),
+        (vllm("ready") + GONE, "vllm", "failed", "boot", "interpreter_missing"),
+        # one server that goes on
+        (TR_READY + TR_ANSWER + TR_RESET + TR_ANSWER, "transformers", "ready", "ready", None),
+        (TR_READY + TR_500.format(OOM), "transformers", "ready", "ready", None),
+        (TR_SERVE + TR_LOAD.format("a") + TR_ANSWER, "transformers", "ready", "ready", None),
+        (READY + GONE + SGLANG_WORK, "sglang", "ready", "ready", None),
+        # the end of the one that was ready, by itself or as it was told
+        (READY + STOPPED + dead(SGLANG_PROGRAM, "KeyboardInterrupt"), "sglang", "ready", "ready", None),
+        (vllm("ready") + ENGINE_ERROR + dead(VLLM_PROGRAM, "vllm.v1.engine.exceptions.EngineDeadError: x"), "vllm", "failed", "ready", None),
+    ],
+)  # fmt: skip
+def test_another_start_is_told_from_what_a_ready_server_does(
+    log: str, engine: str, outcome: str, phase: str, cause: str | None
+) -> None:
+    for end in ("\r\n", "\n"):
+        found = read(log.replace("\n", end))
+        assert (found.engine, found.outcome, found.phase, found.cause) == (engine, outcome, phase, cause)
+    watch = LogWatch(ENGINES[engine])
+    for start in range(0, len(log), 37):  # however it arrives
+        watch.feed(log[start : start + 37].encode())
+    watch.finish()
+    again = watch.diagnosis()
+    assert (again.outcome, again.phase, again.cause, again.evidence) == (outcome, phase, cause, found.evidence)
+
+
+# -- what clients send
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Received sigquit from a child process. It usually means the child failed.",
+        "Fatal Python error: Aborted",
+        "EngineDeadError: x",
+        "terminate called after throwing an instance of x",
+        "OSError: [Errno 98] Address already in use",
+        "server_args=ServerArgs(model_path='/m')",
+        "(APIServer pid=9) INFO 09-03 19:41:05 [x.py:1] vLLM API server version 0.9",
+        "[transformers] Loading /m@main",
+        "launch.sh: line 14: /opt/v/bin/python: No such file or directory",
+        "[2026-03-01 10:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        ENGINE_ERROR.strip(),
+    ],
+)  # fmt: skip
+def test_words_of_a_client_are_no_end_and_no_start(text: str) -> None:
+    for quoted in (repr(f"why: {text}"), repr(f"it's said: \n{text}\n"), repr(f'a "{text}" and it\'s')):
+        for log in (
+            READY + f"[2026-03-01 11:00:00] Receive: obj=GenerateReqInput(rid='a', text={quoted}, n=1)\n",
+            vllm("ready") + f"(APIServer pid=200) INFO 09-03 20:00:00 [logger.py:39] Received request c-1: prompt: {quoted}, params: SamplingParams(n=1)\n",
+        ):  # fmt: skip
+            assert (read(log).outcome, read(log).phase) == ("ready", "ready"), log
+    long = READY + f"[2026-03-01 11:00:00] Receive: obj=GenerateReqInput(text={('x' * 99 + text) * 999!r}, n=1)\n"
+    assert (read(long, "sglang").outcome, read(long, "sglang").phase) == ("ready", "ready")
+    lines = f"prompt: 'why\n{text}\nwhat is that'\n"
+    for engine, log in {
+        "sglang": READY + lines + SGLANG_WORK,
+        "vllm": vllm("ready") + lines + VLLM_WORK,
+        "transformers": TR_READY + lines + TR_ANSWER,
+    }.items():
+        assert (read(log, engine).outcome, read(log, engine).phase) == ("ready", "ready"), log
+
+
+def test_the_end_of_a_ready_server_counts_whatever_it_answered_before() -> None:
+    end = f'[2026-03-01 12:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\n  File "/opt/v/sglang/srt/x.py", line 1, in f\n{OOM}\n'
+    sigquit = "[2026-03-01 12:00:01] SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
+    for log in (READY + SGLANG_WORK + end, READY + end + SGLANG_WORK + sigquit):  # another rank's line may come between
+        found = read(log)
+        assert (found.outcome, found.phase, found.cause, found.rank) == ("failed", "ready", "gpu_oom", 1)
+    asked = "prompt: 'why\nOSError: [Errno 28] No space left on device\n'\n"
+    found = read(READY + asked + SGLANG_WORK * 100 + end + sigquit)
+    assert (found.outcome, found.cause) == ("failed", "gpu_oom")  # what was asked long ago is no cause
+
+
 def test_a_start_that_begins_by_saying_its_arguments_is_no_second_one() -> None:
     log = "[2026-03-01 10:00:00] Using default HuggingFace chat template\n" + sglang("weights")
     watch = LogWatch(ENGINES["sglang"])

@@ -60,6 +60,8 @@ class Findings:
         self.error_markers = 0
         self.consequence: Optional[Place] = None
         self.stopping = False
+        self.outlived = 0
+        self._outlived_at = 0
         self._counts: Dict[Tuple[int, bool], int] = collections.defaultdict(int)
 
     @classmethod
@@ -79,6 +81,15 @@ class Findings:
         # A survivable match is a failure only while no phase follows it, so its latest one counts, too.
         many = signature.memory is not None or signature.survivable
         return self._counts[signature.index, is_quiet] >= (MOST_MATCHES if many else 1)
+
+    def outlive(self, order: int) -> None:
+        """Work of a server that was ready follows: nothing that was found was its end."""
+        self.wrapper = None
+        self.outlived += 1
+        self._outlived_at = order
+
+    def is_outlived(self, match: Match) -> bool:
+        return match.place.order < self._outlived_at
 
     def add(self, match: Match) -> None:
         self._counts[match.signature.index, match.is_quiet] += 1

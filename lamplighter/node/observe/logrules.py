@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Pattern, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
 
 MOST_OTHERS = 64
+
+#: Text in quotes, as Python writes it, or up to the end where the quote is not closed there.
+_QUOTED = re.compile(r"""(?<![\w'"])(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""")
 
 _GIB = {
     "bytes": 2.0**-30,
@@ -24,7 +27,7 @@ _GIB = {
     "TiB": 2.0**10,
 }
 
-PHASE, PERCENT, FAILURE, WRAPPER, CONTEXT, HEAD, CHAIN, STOPPING, PID, WARNING, MEASURE, START = range(12)
+PHASE, PERCENT, FAILURE, WRAPPER, CONTEXT, HEAD, CHAIN, STOPPING, PID, WARNING, MEASURE, START, WORK = range(13)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,8 @@ class Rules:
         self._never = _Needed([*engine.get("consequences", ()), *engine.get("wrappers", ())])
         for phase in engine.get("phases", ()):
             for pattern in phase["patterns"]:
-                self._add(PHASE, pattern, phase["name"], phase.get("after"))
+                kind = WORK if phase.get("after") == "ready" else PHASE
+                self._add(kind, pattern, phase["name"], phase.get("after"))
         for kind, key in (
             (PERCENT, "percent"),
             (WRAPPER, "wrappers"),
@@ -291,6 +295,17 @@ def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
         block=re.compile(entry["block"]) if entry.get("block") else None,
         memory=MemoryRule(entry["memory"]) if entry.get("memory") else None,
     )
+
+
+def outside_quotes(text: str, places: Iterable[int]) -> Iterator[int]:
+    """Those of ``places``, which ascend, that do not stand in quotes."""
+    quotes = _QUOTED.finditer(text)
+    quote = next(quotes, None)
+    for place in places:
+        while quote is not None and quote.end() <= place:
+            quote = next(quotes, None)
+        if quote is None or place <= quote.start():
+            yield place
 
 
 def shape_of(text: bytes) -> bytes:

@@ -48,9 +48,11 @@ from lamplighter.node.observe.logrules import (
     START,
     STOPPING,
     WARNING,
+    WORK,
     WRAPPER,
     Interest,
     Rules,
+    outside_quotes,
     shape_of,
 )
 
@@ -70,8 +72,16 @@ MOST_SHAPES = 2000
 #: Counts the markers of all ranks.
 ANY = -1
 DETECT_BYTES = 256 * 1024
+#: The words of an end and lines of the server's other processes may cross; what so many follow is no cause.
+MOST_CROSSING = 50
 #: Ranks are in step: what lies this many phases back was not the end of one of them, whoever wrote it.
 PHASES_APART = 2
+
+#: What a LogWatch knows of one start.
+_OF_A_START = (
+    *("phase", "percent", "ranks", "measures", "warnings", "_before", "_after", "_is_ready", "_markers", "_seen"),
+    *("_contexts", "_clock", "_block", "_blocks", "_chained", "_any_traceback", "_dying"),
+)
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -153,11 +163,15 @@ def diagnose_log(
 def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
     """The engine whose marks are found most often in the beginning of a log; None without any.
 
-    Of an engine and one that extends it, with the same marks, the former is meant; of several starts, the last.
+    Of an engine and one that extends it, with the same marks, the former is meant; of several starts, the last, unless
+    it died before it left any.
     """
     latest = _last_start(text, engines)
-    if latest is not None:
-        text = text[latest:]
+    found = _most_marked(text[latest:], engines) if latest is not None else None
+    return found if found is not None else _most_marked(text, engines)
+
+
+def _most_marked(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
     best: Optional[str] = None
     best_score = (0, 0)
     for name, rules in engines.items():
@@ -175,8 +189,15 @@ def _last_start(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional
         for rules in engines.values()
         for pattern in rules.get("starts", ())
         for match in re.finditer(pattern, text)
+        if _is_own_word(text, match.start())
     }
     return max(found) if len(found) > 1 else None
+
+
+def _is_own_word(text: str, place: int) -> bool:
+    start = text.rfind("\n", 0, place) + 1
+    line = text[start : start + WINDOW_BYTES].partition("\n")[0]
+    return next(outside_quotes(line, [place - start]), None) is not None
 
 
 def guess_version(text: str, rules: Mapping[str, Any]) -> Optional[str]:
@@ -219,7 +240,8 @@ class LogWatch:
         self._closely = 0
         self._finished = False
         self._starts = 0
-        self._stage: Optional[Tuple[bool, bool, int, int]] = None
+        self._earlier: Optional[Dict[str, Any]] = None
+        self._stage: Optional[Tuple[object, ...]] = None
         self._active: List[Interest] = []
         self._dull: Set[bytes] = set()
         self._events: List[LogEvent] = []
@@ -310,7 +332,8 @@ class LogWatch:
     def buffered(self) -> int:
         """Bytes and characters held now: bounded, however long the log."""
         texts = sum(map(len, self._tail)) + sum(block.size for block in self._blocks.values())
-        found = sum(each.size for each in (self._before, self._after))
+        kept = [self._before, self._after, *(self._earlier or {}).values()]
+        found = sum(each.size for each in kept if isinstance(each, Findings))
         shapes = sum(map(len, self._dull))
         return len(self._partial) + texts + found + shapes + (self._block.size if self._block else 0)
 
@@ -335,9 +358,9 @@ class LogWatch:
             self._skim(region)
             return
         lines = region.split(b"\n")
-        was = self._is_ready, self._starts
+        was = self._is_ready, self._is_doubted, self._starts
         for number, line in enumerate(lines):
-            if (self._is_ready, self._starts) != was:
+            if (self._is_ready, self._is_doubted, self._starts) != was:
                 interests = self._rules.interests  # each signature is looked for anew
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
@@ -376,7 +399,8 @@ class LogWatch:
         Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
         flood of such lines costs next to nothing.
         """
-        stage = (self._is_ready, self._is_early, len(self.warnings) + len(self.measures), self._starts)
+        told = len(self.warnings) + len(self.measures)
+        stage = (self._is_ready, self._is_doubted, self._is_early, told, self._starts)
         if stage != self._stage:
             self._stage = stage
             self._dull.clear()
@@ -399,8 +423,15 @@ class LogWatch:
             return False
         if interest.kind == MEASURE and interest.name in self.measures:
             return False
+        if interest.kind == WORK:
+            return self._is_doubted
         signature = interest.signature
-        return signature is None or not signature.early or self._is_early
+        return signature is None or not signature.early or self._is_early or self._is_ready
+
+    @property
+    def _is_doubted(self) -> bool:
+        """Whether work of a server that was ready would tell something."""
+        return self._after.is_telling if self._is_ready else self._earlier is not None
 
     @property
     def _is_early(self) -> bool:
@@ -414,6 +445,8 @@ class LogWatch:
             self._remember(clean, end)
         elif end is None and not self._continued:
             self._remember(clean[:TEXT_CHARACTERS], b"\n")
+        if self._continued and self._is_ready:
+            return  # so long a line is what a client sent, and where its quotes began was read before
         self._order += 1
         # Whether a pattern is still wanted is asked again here: how the log was cut into regions must not matter.
         hits = [each for each in interests if (each.needs is None or each.needs in clean) and self._is_wanted(each)]
@@ -453,6 +486,9 @@ class LogWatch:
     def _segments(self, text: str) -> Iterator[_Segment]:
         """Cut a piece where another process's prefix begins in it, and name who speaks and as which rank."""
         starts = self._rules.prefixes_in(text)
+        if self._is_ready:
+            own = set(outside_quotes(text, (each.start for each in starts)))
+            starts = [each for each in starts if each.start in own]
         if not starts or starts[0].start > 0:
             stop = starts[0].start if starts else len(text)
             yield _Segment(text[:stop], text[:stop], None, self._rules.rank_in(text[:stop]))
@@ -464,11 +500,14 @@ class LogWatch:
     def _segment(self, segment: _Segment, hits: List[Interest]) -> None:
         if not segment.text.strip():
             return
-        if any(each.kind == START and each.regex.search(segment.text) for each in hits):
-            self._begin_anew()
+        if any(self._begins(segment, each) for each in hits):
+            self._begin_anew(segment)
+            hits = [each for each in self._rules.interests if self._is_wanted(each)]
         by_kind: Dict[int, List[Interest]] = collections.defaultdict(list)
         for each in hits:
             by_kind[each.kind].append(each)
+        if any(self._find(each, segment.text) is not None for each in by_kind[WORK]):
+            self._go_on(segment)
         self._follow_traceback(segment, by_kind[HEAD], by_kind[CHAIN])
         rank = segment.rank
         if rank is None and segment.who is None and self._block is not None:
@@ -489,7 +528,7 @@ class LogWatch:
             if match is not None:
                 self.warnings[each.name] = _around(segment.text, match.start(), WARNING_CHARACTERS)
         for each in by_kind[STOPPING]:
-            if each.regex.search(segment.text):
+            if self._find(each, segment.text) is not None:
                 findings.stopping = True
         for each in by_kind[CONTEXT]:
             if each.regex.search(segment.text):
@@ -499,28 +538,67 @@ class LogWatch:
             self._find_failures(segment, rank, by_kind[FAILURE], findings, is_quiet)
         if not is_quiet and not findings.stopping:
             for each in by_kind[WRAPPER]:
-                if each.regex.search(segment.text):
+                if self._find(each, segment.text) is not None:
                     if findings.wrapper is None:
                         findings.wrapper = place
                         self._tell("failure", rank, place.text)
                     break
 
-    def _begin_anew(self) -> None:
+    def _find(self, interest: Interest, text: str) -> Optional[int]:
+        """Where it first matches what is the server's own word: in quotes a client may have sent it."""
+        found = (each.start() for each in interest.regex.finditer(text))
+        return next(outside_quotes(text, found) if self._is_ready else found, None)
+
+    def _begins(self, segment: _Segment, interest: Interest) -> bool:
+        """Whether another start begins here: it says so, or behind a ready server what only a beginning can say.
+
+        The lines that a traceback shows are another start's only where the server before was ready, and did not end.
+        """
+        if interest.kind == START:
+            is_possible = not segment.is_indented or (self._is_ready and self._after.wrapper is None)
+        else:
+            is_possible = self._is_ready and interest.signature is not None and interest.signature.early
+        return (
+            is_possible and self._find(interest, segment.text) is not None and not self._rules.is_benign(segment.text)
+        )
+
+    def _begin_anew(self, segment: _Segment) -> None:
         """A start is written behind an earlier one: what that one came to is not this one's."""
         if self.phase in (None, "boot") and not self._before.is_telling:
             return
+        if self._is_ready:
+            self._earlier = {name: getattr(self, name) for name in _OF_A_START}
+        block = self._block if segment.is_indented else None
         self._starts += 1
         self.phase, self.percent = None, None
-        self.ranks.clear()
-        self.measures.clear()
-        self.warnings.clear()
+        self.ranks, self.measures, self.warnings = {}, {}, {}
         self._forget_findings()
+        if block is not None:  # the traceback that the start begins with
+            self._block, self._any_traceback = block, True
+            self._blocks = {block.who: block} if block.who else {}
+
+    def _go_on(self, segment: _Segment) -> None:
+        """A server that was ready is at work: what came since was neither its end nor another start."""
+        if not self._is_ready:
+            self._take_up_earlier(segment)
+            return
+        self._after.outlive(self._order)
+        if self._after.outlived > MOST_CROSSING:
+            stopping = self._after.stopping
+            self._after = Findings()
+            self._after.stopping = stopping
+
+    def _take_up_earlier(self, segment: _Segment) -> None:
+        vars(self).update(self._earlier or {})
+        self._earlier = None
+        self._starts += 1
+        self._tell("phase", None, segment.text)
 
     # -- tracebacks
 
     def _follow_traceback(self, segment: _Segment, heads: List[Interest], chains: List[Interest]) -> None:
         who = segment.who
-        if any(each.regex.search(segment.text) for each in heads):
+        if any(self._find(each, segment.text) is not None for each in heads):
             self._any_traceback = True
             inherited = self._block.rank if self._block is not None and who is None and self._chained else None
             block = _Block(segment.rank if segment.rank is not None else inherited, who or "")
@@ -561,6 +639,9 @@ class LogWatch:
             return
         rank = segment.rank if segment.rank is not None else block_rank
         place = Place(self._order, self._line, _around(segment.text, 0), rank)
+        if self._earlier is not None and self.phase is None and self._rules.is_consequence(body):
+            self._take_up_earlier(segment)  # it was told to end: that is no start
+            return
         self._dying = True
         if self._rules.is_consequence(body):
             findings.consequence = findings.consequence or place
@@ -588,6 +669,8 @@ class LogWatch:
             self._markers[segment.rank] += 1
         self._dying = False
         self._seen.add(phase)
+        if PHASES.index(phase) >= PHASES.index("http"):
+            self._earlier = None  # from here on it answers itself
         if phase == "ready":
             self._tell("ready_line", segment.rank, segment.text)
             if self._denial(self._before) is not None:
@@ -627,12 +710,12 @@ class LogWatch:
             signature = each.signature
             if signature is None or findings.is_full(signature, is_quiet):
                 continue
-            match = each.regex.search(segment.text)
-            if match is None or (signature.unless is not None and signature.unless.search(segment.text)):
+            at = self._find(each, segment.text)
+            if at is None or (signature.unless is not None and signature.unless.search(segment.text)):
                 continue
             if signature.block is not None and not self._in_block(segment, signature.block):
                 continue
-            text = _around(segment.text, match.start())
+            text = _around(segment.text, at)
             if signature.after is not None:
                 context = self._contexts.get(signature.after)
                 if context is None:
@@ -652,8 +735,10 @@ class LogWatch:
 
     def _denial(self, findings: Findings) -> Optional[Match]:
         """A failure beside which a ready line is a lie: the port belongs to another server, which answered for us."""
-        found = [each for each in findings.matches if each.signature.cause in self._rules.denies and not each.is_quiet]
-        return found[0] if found else None
+        for each in findings.matches:
+            if each.signature.cause in self._rules.denies and not each.is_quiet and not findings.is_outlived(each):
+                return each
+        return None
 
     def _tell(self, kind: str, rank: Optional[int], text: str) -> None:
         self._events.append(LogEvent(kind, self.phase, self.percent, rank, text.strip()[:TEXT_CHARACTERS]))
@@ -769,6 +854,10 @@ class _Segment:
     body: str
     who: Optional[str]
     rank: Optional[int]
+
+    @property
+    def is_indented(self) -> bool:
+        return self.body[:1].isspace()
 
 
 class _Block:
