@@ -209,6 +209,7 @@ VLLM_WORK = '(APIServer pid=200) INFO:     10.0.0.4:4 - "POST /v1/completions HT
         (READY + GONE + SGLANG_WORK, "sglang", "ready", "ready", None),
         # the end of the one that was ready, by itself or as it was told
         (READY + STOPPED + dead(SGLANG_PROGRAM, "KeyboardInterrupt"), "sglang", "ready", "ready", None),
+        (READY + "[2026-03-01 12:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\nRuntimeError: Ninja build failed:\n/bin/sh: 1: nvcc: not found\n", "sglang", "failed", "ready", "jit_toolchain"),
         (vllm("ready") + ENGINE_ERROR + dead(VLLM_PROGRAM, "vllm.v1.engine.exceptions.EngineDeadError: x"), "vllm", "failed", "ready", None),
     ],
 )  # fmt: skip

@@ -552,15 +552,17 @@ class LogWatch:
     def _begins(self, segment: _Segment, interest: Interest) -> bool:
         """Whether another start begins here: it says so, or behind a ready server what only a beginning can say.
 
-        The lines that a traceback shows are another start's only where the server before was ready, and did not end.
+        What a traceback shows, or an early failure, is another start's only where that server did not tell its own end.
         """
+        could_be = self._is_ready and self._after.wrapper is None
         if interest.kind == START:
-            is_possible = not segment.is_indented or (self._is_ready and self._after.wrapper is None)
+            is_possible = could_be or not segment.is_indented
         else:
-            is_possible = self._is_ready and interest.signature is not None and interest.signature.early
-        return (
-            is_possible and self._find(interest, segment.text) is not None and not self._rules.is_benign(segment.text)
-        )
+            is_early = interest.signature is not None and interest.signature.early
+            is_possible = could_be and is_early and (self._block is None or self._block.ended)
+        if not is_possible or self._rules.is_benign(segment.text):
+            return False
+        return self._find(interest, segment.text) is not None
 
     def _begin_anew(self, segment: _Segment) -> None:
         """A start is written behind an earlier one: what that one came to is not this one's."""
