@@ -198,6 +198,7 @@ VLLM_WORK = '(APIServer pid=200) INFO:     10.0.0.4:4 - "POST /v1/completions HT
         (TR_READY + GONE, "transformers", "failed", "boot", "interpreter_missing"),
         (READY + dead(SGLANG_PROGRAM, LIBRARY), "sglang", "failed", "boot", "kernel_abi"),
         (READY + STOPPED + dead(SGLANG_PROGRAM, "ImportError: cannot import name 'a' from 'b'"), "sglang", "failed", "boot", "import_error"),
+        (READY + dead("<frozen runpy>", "ModuleNotFoundError: No module named 'numpy'").replace("<module>", "_get_module_details"), "sglang", "failed", "boot", "import_error"),
         (READY + GONE, "sglang", "failed", "boot", "interpreter_missing"),
         (READY + "/opt/v/bin/python: No module named sglang\n", "sglang", "failed", "boot", "interpreter_missing"),
         (vllm("ready") + dead(VLLM_PROGRAM, "ImportError: /opt/v/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda"), "vllm", "failed", "boot", "kernel_abi"),
