@@ -135,7 +135,7 @@ def kill_sessions(ground: Ground, process: Any) -> None:
 
 def kill_relay(ground: Ground, process: Any) -> None:
     table = ground.node.processes().items()
-    relays = [pid for pid, words in table if "exec(sys.stdin" in words and "sh -c" not in words]
+    relays = [pid for pid, words in table if "sys.stdin.buffer.read(" in words and "sh -c" not in words]
     assert relays
     for pid in relays:
         ground.node.exec(["kill", "-9", str(pid)])
