@@ -178,8 +178,9 @@ def _tell_failed(
         since = f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
         hint += " once nothing else is at work there"
     elif state in ("stopped", "starting"):
-        message = f"it served when this run ended, and serves no more: {found.get('message') or state}; {told}"
-        hint = f"{events.invocation('rollback', host, name)} starts the good release before it"
+        message = f"it was put into service, and serves no more: {found.get('message') or state}; {told}"
+        start, releases = (events.invocation(verb, host, name) for verb in ("start", "releases"))
+        hint = f"{start} brings it back; {releases} shows what else there is to go back to"
         fold.add_gone(host, name, message, cause="crashed", evidence=evidence, hint=hint)
         return
     elif found and before not in (None, now):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lamplighter.node.events import Exit
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.stages import releases
+from lamplighter.node.worker import Run, StageFailure
 from tests.node.test_standing import plan_of
 
 PLAN: dict[str, Any] = {"server": plan_of("sglang", 1), "engine": {"name": "sglang"}}
@@ -101,3 +104,18 @@ def test_a_record_counts_only_with_its_fields(tmp_path: Path) -> None:
     assert read_json(str(path), pid=int, name=(int, str)) is not None
     assert read_json(str(path), pid=str) is None
     assert read_json(str(path), start=int) is None
+
+
+def test_a_server_that_dies_while_its_release_is_committed_fails_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    for name in ("mark", "make_current", "_prune"):
+        monkeypatch.setattr(releases, name, lambda *_, name=name, **__: done.append(name))
+
+    def dead(_: Run) -> None:
+        assert done == ["mark", "make_current", "_prune"]  # whatever takes time is over
+        raise StageFailure(Exit.CRASHED, "the server died")
+
+    monkeypatch.setattr(releases, "see_it_live", dead)
+    run: Any = SimpleNamespace(release=SimpleNamespace(name="aaaa"))
+    with pytest.raises(StageFailure, match="the server died"):
+        releases.commit(run)

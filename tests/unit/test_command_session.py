@@ -557,7 +557,7 @@ def test_a_server_that_died_while_it_was_checked_is_no_degraded_one(
     part = verified(script).report().hosts["gpu1"].servers["kimi"]
     assert (part.outcome, part.exit_code, part.serving) == ("failed", Exit.CRASHED, None)
     assert "serves no more: its process ended: killed by SIGKILL; 1 of 1 checks failed: token" in part.message
-    assert part.hint.startswith("./inv rollback --host gpu1 --server kimi")
+    assert part.hint.startswith("./inv start --host gpu1 --server kimi brings it back; ./inv releases ")
 
 
 def test_checks_that_lose_contact_twice_are_given_up(script: Script, verifications: list[Any]) -> None:

@@ -149,12 +149,16 @@ def use(run: Run, release: ReleaseDirectory) -> None:
 
 
 def commit(run: Run) -> Optional[str]:
-    """Make the release the current one, write down that it is good, and prune old ones."""
+    """Make the release the current one, write down that it is good, and prune old ones.
+
+    Its last word is that the server still lives: whoever dies before that is rolled back.
+    """
     assert run.release is not None
     mark(run, run.release, "good", None)
     make_current(run, run.release)
     with contextlib.suppress(OSError):  # it serves; what could not be removed, the next run removes
         _prune(run, keep={run.release.name})
+    see_it_live(run)
     return None
 
 
