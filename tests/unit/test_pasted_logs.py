@@ -60,6 +60,16 @@ def vllm_failed(error: str, rank: int) -> str:
     return vllm("weights") + "\n".join(lines) + "\n"
 
 
+def read_in_pieces(log: str, engine: str) -> Diagnosis:
+    """The same log as it may arrive: cut anywhere, through lines and letters."""
+    watch = LogWatch(ENGINES[engine])
+    data = log.encode()
+    for start in range(0, len(data), 37):
+        watch.feed(data[start : start + 37])
+    watch.finish()
+    return watch.diagnosis()
+
+
 def read(log: str | bytes, engine: str | None = None) -> Diagnosis:
     return diagnose_log(log.encode() if isinstance(log, str) else log, ENGINES, engine)
 
@@ -153,11 +163,7 @@ def test_the_last_start_is_the_one_that_counts(
     found = read(log)
     assert (found.engine, found.outcome, found.phase, found.cause) == (engine, outcome, phase, cause)
     assert found.phases[-1].phase == phase
-    watch = LogWatch(ENGINES[engine])
-    for start in range(0, len(log), 37):  # however it arrives
-        watch.feed(log[start : start + 37].encode())
-    watch.finish()
-    again = watch.diagnosis()
+    again = read_in_pieces(log, engine)
     assert (again.outcome, again.phase, again.cause, again.evidence) == (outcome, phase, cause, found.evidence)
 
 
@@ -220,11 +226,7 @@ def test_another_start_is_told_from_what_a_ready_server_does(
     for end in ("\r\n", "\n"):
         found = read(log.replace("\n", end))
         assert (found.engine, found.outcome, found.phase, found.cause) == (engine, outcome, phase, cause)
-    watch = LogWatch(ENGINES[engine])
-    for start in range(0, len(log), 37):  # however it arrives
-        watch.feed(log[start : start + 37].encode())
-    watch.finish()
-    again = watch.diagnosis()
+    again = read_in_pieces(log, engine)
     assert (again.outcome, again.phase, again.cause, again.evidence) == (outcome, phase, cause, found.evidence)
 
 
