@@ -348,15 +348,23 @@ def types(c: Context) -> None:
     _tool("mypy")
 
 
-@task(auto_shortflags=False, help={"points": "how many kill points", "seed": "which ones"})
-def soak(c: Context, points: str = "1000", seed: str = "20240") -> None:
-    """Try every fault at every stage, on both kinds of node, and kill a deploy's worker at many points. Takes hours."""
+@task(
+    auto_shortflags=False,
+    help={
+        "points": "how many kill points of a deploy's worker",
+        "kills": "how many random kills beside a second deploy and a cancel",
+        "seed": "which ones",
+    },
+)
+def soak(c: Context, points: str = "1000", kills: str = "200", seed: str = "20240") -> None:
+    """Try every fault at every stage, on both kinds of node, and kill what takes part at many moments. Takes hours."""
     from lamplighter.run import command
 
     with command.guarded(command.settings_from(c)):
         command.whole_number(points, "--points")
+        command.whole_number(kills, "--kills")
         command.whole_number(seed, "--seed")
-    os.environ.update(LAMPLIGHTER_SOAK=points, LAMPLIGHTER_SEED=seed)
+    os.environ.update(LAMPLIGHTER_SOAK=points, LAMPLIGHTER_KILLS=kills, LAMPLIGHTER_SEED=seed)
     _tool("pytest", "tests/faults")
 
 

@@ -97,14 +97,14 @@ class Driver:
         return Done(done.returncode, done.stdout, done.stderr)
 
     @contextlib.contextmanager
-    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+    def started(self, *words: str, stderr: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
         """Run a command while the block runs; it is killed at its end."""
         with subprocess.Popen(
             self.command(*words),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             text=True,
         ) as process:
             try:

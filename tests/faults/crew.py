@@ -1,14 +1,16 @@
 """Plays cells of the fault matrix on several nodes at once, one thread a node; each cell has a result of its own.
 
-A node ends when the thread that booted it does (tests/nodes/park.py), so a thread boots its node itself and stays until
-nothing is left to play.
+Of all nodes only so many are at work as keep the processors busy; a cell that only lets time pass gives up its place
+and keeps its node. A node ends when the thread that booted it does (tests/nodes/park.py), so a thread boots its node
+itself and stays until nothing is left to play.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,10 +19,12 @@ from types import TracebackType
 from tests.faults.ground import Ground
 from tests.nodes.park import NodePark, NodeTrouble
 
-Cell = Callable[[Ground], str]
+#: A cell yields the seconds that it lets pass.
+Cell = Callable[[Ground], Generator[float, None, str]]
 KINDS = ("plain", "systemd")
-#: A cell waits for about half of its time.
-NODES_OF_A_KIND = 2
+#: A cell at work waits for about half of its time.
+PLACES = 4
+NODES_OF_A_KIND = 3
 
 
 class Crew:
@@ -36,6 +40,7 @@ class Crew:
             for kind in self._kinds
             for number in range(NODES_OF_A_KIND)
         ]
+        self._places = threading.Semaphore(PLACES)
         self._is_over = False
         self._at_work: set[str] = set()
 
@@ -70,18 +75,32 @@ class Crew:
                 result.cancel()
                 continue
             self._at_work.add(name)
+            self._places.acquire()
             try:
                 if ground is None:
                     number += 1
                     directory = self.directory / f"{name}-{number}"
                     ground = Ground.make(self.park, name, directory, systemd=kind == "systemd")
-                result.set_result(cell(ground))
+                result.set_result(self._play_to_the_end(cell(ground)))
             except BaseException as error:
                 result.set_exception(error)
                 ground = None  # the next cell does not inherit the ruins
                 with contextlib.suppress(KeyError, NodeTrouble):  # it did not boot, or all is being torn down
                     self.park.forget(name)
             finally:
+                self._places.release()
                 self._at_work.discard(name)
         if ground is not None:
             self.park.forget(name)
+
+    def _play_to_the_end(self, cell: Generator[float, None, str]) -> str:
+        while True:
+            try:
+                seconds = next(cell)
+            except StopIteration as end:
+                return str(end.value)
+            self._places.release()
+            try:
+                time.sleep(seconds)
+            finally:
+                self._places.acquire()

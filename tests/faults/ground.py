@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.driver import Done, Driver, eventually
+from tests.faults.words import Found
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import PROJECT, Node, NodePark
 
@@ -34,9 +35,10 @@ if [ "$4" = worker ] && [ -e {ORDER} ]; then
 fi
 exec -a "$0" /usr/bin/python3 "$@"
 """
-ASK = f"""
+ASK = """
 curl -s -m 10 -d '{{"model": "demo-model", "prompt": "Hello", "max_tokens": 2}}' -H 'Content-Type: application/json' \\
-    http://127.0.0.1:{PORT}/v1/completions && echo && curl -s -m 10 http://127.0.0.1:{PORT}/lab/environ || true
+    http://127.0.0.1:{port}/v1/completions && echo && curl -s -m 10 http://127.0.0.1:{port}/lab/environ && echo &&
+    curl -s -m 10 http://127.0.0.1:{port}/v1/models || true
 """
 
 
@@ -52,6 +54,12 @@ class Ground:
     settings: dict[str, Any] = field(default_factory=dict)
     #: Runs whose journals lack events because the disk was full.
     forgiven: set[str] = field(default_factory=set)
+    #: The age of each release that a run was about.
+    ages: dict[str, str] = field(default_factory=dict)
+    #: What the last command said that was run to its end.
+    last: Done | None = None
+    #: How long the last plain deploy took, its command's start included.
+    deploy_seconds: float = 0.0
 
     @classmethod
     def make(cls, park: NodePark, name: str, directory: Path, *, systemd: bool) -> Ground:
@@ -68,7 +76,11 @@ class Ground:
         self.say(server)
 
     def say(self, server: dict[str, Any]) -> None:
-        host = {
+        self.driver.write("gpu", self.wanting(server))
+
+    def wanting(self, server: dict[str, Any]) -> dict[str, Any]:
+        """What an inventory says of the node that wants a release of this AGE there."""
+        return {
             **self.node.connection(),
             "known_hosts": str(self.park.known_hosts),
             "ansible_python_interpreter": PYTHON,
@@ -83,13 +95,22 @@ class Ground:
                 }
             },
         }  # fmt: skip
-        self.driver.write("gpu", host)
 
     def deploy(self) -> Done:
-        return self.run("deploy", "--json")
+        began = time.monotonic()
+        done = self.run("deploy", "--json")
+        self.deploy_seconds = time.monotonic() - began
+        return done
 
     def run(self, *words: str) -> Done:
-        return self.driver.run(*words, "--host", "gpu", timeout=PATIENCE)
+        self.last = self.driver.run(*words, "--host", "gpu", timeout=PATIENCE)
+        return self.last
+
+    def learn(self, done: Done, age: int | None = None) -> None:
+        """Remember the age (the last one) of the release that a deploy, or an attach to it, was about."""
+        for part in done.report["hosts"].get("gpu", {"servers": {}})["servers"].values():
+            if part["release"] is not None:
+                self.ages[part["release"]] = str(age or self.age)
 
     def settle(self, **server: Any) -> str:
         """Have an old release serve that asks for nothing special; its age."""
@@ -97,6 +118,7 @@ class Ground:
             self.configure(**server)
             done = self.deploy()
             assert done.code == 0, f"the ground cannot be prepared: {done}"
+            self.learn(done)
             self.serving = str(self.age)
         return self.serving
 
@@ -121,7 +143,7 @@ class Ground:
         self.node.sh(f"rm -f {HELD}")
         self.node.write(ORDER, json.dumps({"hold": stage, "held": HELD, **more}))
         try:
-            with self.driver.started("deploy", "--json", "--host", "gpu") as process:
+            with self.driver.started("deploy", "--json", "--host", "gpu", stderr=subprocess.PIPE) as process:
                 eventually(lambda: self.held_worker() or process.poll() is not None, PATIENCE)
                 assert process.poll() is None, process.stdout.read() if process.stdout else ""
                 yield process
@@ -136,7 +158,11 @@ class Ground:
 
     def answer(self) -> str:
         """Ask for a token; the age of the release that gave it, or `none`."""
-        return served_age(self.node)
+        return self.look().age
+
+    def look(self) -> Found:
+        """Ask for a token, past all that is ours; who gave it."""
+        return look(self.node)
 
     def inject(self, **states: Any) -> None:
         """Put nvidia-smi into an odd state (lab/control.py); none: back to normal."""
@@ -170,9 +196,10 @@ class Ground:
         )
 
 
-def served_age(node: Node) -> str:
-    """Ask the server on ``node`` for a token; the age of the release that gave it, or `none`."""
-    told = node.sh(ASK).splitlines()
-    if len(told) < 2 or "text" not in told[0]:
-        return "none"
-    return str(json.loads(told[1])["processes"][0]["environ"]["AGE"])
+def look(node: Node, port: int = PORT) -> Found:
+    """Ask the server on ``node`` for a token over its loopback, and the one that gives it who it is."""
+    told = node.sh(ASK.format(port=port)).splitlines()
+    if len(told) < 3 or "text" not in told[0]:
+        return Found()
+    main, models = json.loads(told[1])["processes"][0], json.loads(told[2])
+    return Found(str(main["environ"]["AGE"]), main["pid"], port, models["data"][0]["id"])

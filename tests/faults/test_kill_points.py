@@ -31,7 +31,7 @@ from lamplighter.run.deploy import HostSession
 from lamplighter.run.runner import pack
 from tests.driver import PROJECT
 from tests.faults.conftest import say, say_now
-from tests.faults.ground import HELD_DIRECTORY, HOME, PORT, PUPPET, ROOT, served_age
+from tests.faults.ground import HELD_DIRECTORY, HOME, PORT, PUPPET, ROOT, look
 from tests.faults.state import trouble_on_disk
 from tests.nodes.park import Node, NodePark, why_no_systemd
 
@@ -136,7 +136,7 @@ class Scene:
         mains = [pid for pid, words in self.node.processes().items() if is_main(words)]
         if len(mains) != 1 or (not record.get("unit") and mains != [record["pid"]]):
             found.append(f"servers {sorted(mains)} run, server.json names {record['pid']}")
-        age = served_age(self.node)
+        age = look(self.node).age
         if age != str(self.deploys):
             found.append(f"{age} answers, not {self.deploys}")
         return found

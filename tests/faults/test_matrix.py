@@ -2,20 +2,22 @@
 
 One row a fault (FAULTS), one column a stage. In each cell an old server serves, a deploy of a new release is held at
 the beginning of the stage, the fault strikes, the deploy goes on. Asserted: the exit code, whose token comes out
-afterwards, that nothing is left behind, and that where the node was left dark one plain deploy ends ``deployed``. A
-row names three stages that tell most, or says why it has fewer; they are tried on a plain node and on one with systemd
-in turn. ``./inv dev.soak`` tries every stage on both kinds of node.
+afterwards, that all that was said of what serves is what an independent client finds, at the end and 10 s later, that
+nothing is left behind, and that where the node was left dark one plain deploy ends ``deployed``. A row names three
+stages that tell most, or says why it has fewer; they are tried on a plain node and on one with systemd in turn.
+``./inv dev.soak`` tries every stage on both kinds of node.
 
 A cell waits most of the time, so several are played at once, each on a node of its own (tests/faults/crew.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,17 +26,20 @@ import pytest
 
 from lab.arguments import PHASES
 from lamplighter.node.events import Exit
-from tests.driver import eventually
+from tests.driver import Done, eventually
 from tests.faults import puppet
 from tests.faults.conftest import note_cell
 from tests.faults.crew import Crew
 from tests.faults.ground import HOME, PATIENCE, PORT, ROOT, Ground
+from tests.faults.words import claims_of, denials
 from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import NodePark, why_no_systemd
 
 SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
 STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
 BEFORE, LATE = STAGES[:5], STAGES[7:]
+#: Seconds after the end at which what was said must still be so.
+LATER = 10
 
 Process = subprocess.Popen  # of the control side
 #: Exit codes and what answers afterwards: old, new, none.
@@ -50,7 +55,9 @@ DARK: Ends = ({Exit.NOT_FREED}, {"none"})
 
 @dataclass(frozen=True)
 class Fault:
-    """One row. ``strike`` does it and returns the exit code to judge, or None for the deploy's own."""
+    """One row. ``strike`` does it and returns the exit code to judge, that of the ground's last command, or None for
+    the deploy's own.
+    """
 
     name: str
     strike: Callable[[Ground, Any], int | None]
@@ -395,8 +402,8 @@ def test_a_row_has_three_stages_or_says_why_not() -> None:
         assert (len(fault.stages) >= 3) == (not fault.few), fault.name
 
 
-def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
-    """Play one cell; what came of it, for the table."""
+def try_cell(ground: Ground, fault: Fault, stage: str) -> Generator[float, None, str]:
+    """Play one cell; what came of it, for the table. Yields the seconds to let pass."""
     if fault.old is OLD_MODEL:
         mend_old_release(ground)
     old = ground.start_by_hand() if fault.by_hand else ground.settle(**fault.old)
@@ -409,13 +416,23 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
                 assert "/lamplighter-run-" in ground.node.read(f"/proc/{ground.held_worker()}/cgroup")
             code = fault.strike(ground, process)
             ground.release()
-            told, _ = process.communicate(timeout=PATIENCE)
-            code = process.returncode if code is None else code
+            own = Done(0, *process.communicate(timeout=PATIENCE))
+            judged = ground.last if code is not None else dataclasses.replace(own, code=process.returncode)
+        assert judged is not None
+        assert code in (None, judged.code), "the strike has judged a command that the ground did not run"
+        code, told = judged.code, own.stdout
         assert code in codes, f"exit {code}, not {sorted(codes)}\n{told}"
+        ground.learn(judged)
+        claims = claims_of(judged)
+        lies = denials(claims, ground.look(), ground.ages, "at the end")
+        over = time.monotonic()
         if "new" in answers and code == Exit.INTERNAL:
             eventually(lambda: ages[ground.answer()] in answers, PATIENCE)  # it is on its way up, and nobody stops it
         answer = ages[ground.answer()]
         assert answer in answers, f"{answer} answers, not {sorted(answers)}\n{told}"
+        yield max(0.0, over + LATER - time.monotonic())
+        lies += denials(claims, ground.look(), ground.ages, f"{LATER} s later")
+        assert not lies, "\n".join([*lies, judged.stdout, judged.stderr])
     finally:
         fault.mend(ground)
     if code != Exit.INTERNAL and not fault.leaves_files:  # else the killed run has left what the next one repairs
@@ -427,7 +444,10 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> str:
         ground.configure()
         done = ground.deploy()
         assert done.code == Exit.OK, f"the next plain deploy: {done}"
-        assert ground.answer() == str(ground.age)
+        ground.learn(done)
+        found = ground.look()
+        assert denials(claims_of(done), found, ground.ages, "after the next plain deploy") == []
+        assert found.age == str(ground.age)
         assert ground.trouble() == []
         assert ground.launchers() == 1
         ground.serving = str(ground.age)
