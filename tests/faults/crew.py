@@ -8,6 +8,7 @@ itself and stays until nothing is left to play.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -23,8 +24,9 @@ from tests.nodes.park import NodePark, NodeTrouble
 Cell = Callable[[Ground], Generator[float, None, str]]
 KINDS = ("plain", "systemd")
 #: A cell at work waits for about half of its time.
-PLACES = 4
-NODES_OF_A_KIND = 3
+PLACES = min(8, 2 * len(os.sched_getaffinity(0)))
+#: Enough that a place is not left empty while a cell lets time pass.
+NODES_OF_A_KIND = PLACES * 3 // 4
 
 
 class Crew:

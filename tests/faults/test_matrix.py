@@ -245,6 +245,43 @@ def leave_port(ground: Ground) -> None:
     ground.node.sh("pkill -KILL -f '[h]ttp.server'; while pgrep -f '[h]ttp.server'; do sleep 0.1; done")
 
 
+def take_port_elsewhere(ground: Ground, process: Any) -> None:
+    """In a network of its own, as a container has one."""
+    ground.node.sh(
+        f"setsid unshare -n /usr/bin/python3 -m http.server --bind 0.0.0.0 {PORT} >/dev/null 2>&1 </dev/null &"
+    )
+    eventually(lambda: "http.server" in " ".join(ground.node.processes().values()))
+
+
+def leave_port_elsewhere(ground: Ground) -> None:
+    assert "http.server" in " ".join(ground.node.processes().values()), "a bystander was ended"
+    leave_port(ground)
+
+
+def freeze_server(ground: Ground, process: Any) -> None:
+    """All of it is stopped, as by a debugger or a driver that does not return; it keeps port and GPUs."""
+    pids = [str(pid) for pid, words in ground.node.processes().items() if is_of_server(words)]
+    assert pids
+    ground.node.exec(["kill", "-STOP", *pids])
+
+
+def is_of_server(words: str) -> bool:
+    return "lab/launch_server.py" in words or words.startswith("sglang::")
+
+
+def upgrade_python(ground: Ground, process: Any) -> None:
+    """As a package manager does it: a new file in the place of the one that runs."""
+    ground.node.sh("python=$(readlink -f /usr/bin/python3) && cp -a $python $python.new && mv -f $python.new $python")
+
+
+def lose_journal(ground: Ground, process: Any) -> None:
+    ground.node.sh(f"rm {HOME}/runs/$(ls {HOME}/runs | tail -1)/events.jsonl")
+
+
+def forget_runs_without_journal(ground: Ground) -> None:
+    ground.node.sh(f'for run in {HOME}/runs/*; do [ -e "$run/events.jsonl" ] || rm -r "$run"; done')
+
+
 def flood_log(ground: Ground, process: Any) -> None:
     """A gigabyte at once, which takes no room."""
     ground.node.sh(f"truncate -s +1G {HOME}/runs/$(ls {HOME}/runs | tail -1)/server.log")
@@ -331,6 +368,15 @@ FAULTS = (
     Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("new server killed", kill_server, always(BACK), LATE, LATE),
+    Fault("old server frozen", freeze_server, always(FINE), ("preflight", "prove", "stop"), BEFORE),
+    Fault("new server frozen", freeze_server, always(BACK), LATE, LATE,
+          old={"timeouts": {"ready": 60}}, new={"timeouts": {"ready": 20}}),
+    Fault("nvidia-smi takes 5 s", smi(slow=5), always(FINE), ("preflight", "free", "ready"), mend=normal_smi),
+    Fault("port taken in another network", take_port_elsewhere, always(FINE), ("preflight", "free", "ready"),
+          mend=leave_port_elsewhere),
+    Fault("Python upgraded", upgrade_python, always(FINE), ("prove", "free", "commit")),
+    Fault("journal removed", lose_journal, always(FINE), ("prove", "free", "commit"),
+          mend=forget_runs_without_journal, leaves_files=True),
     Fault("log of 1 GB", flood_log, always(FINE), LATE, LATE),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),
     Fault("cancelled from elsewhere", cancel, CANCELLED, ("prove", "free", "ready")),
