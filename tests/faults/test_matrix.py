@@ -478,7 +478,7 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> Generator[float, None,
         assert answer in answers, f"{answer} answers, not {sorted(answers)}\n{told}"
         yield max(0.0, over + LATER - time.monotonic())
         lies += denials(claims, ground.look(), ground.ages, f"{LATER} s later")
-        assert not lies, "\n".join([*lies, judged.stdout, judged.stderr])
+        assert not lies, "\n".join([*lies, str(judged.report), judged.stderr])
     finally:
         fault.mend(ground)
     if code != Exit.INTERNAL and not fault.leaves_files:  # else the killed run has left what the next one repairs
