@@ -191,7 +191,7 @@ def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **merged,
         "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
-        "stop": {"signal": "TERM", "grace": 30.0, **merged["stop"]},
+        "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
     }
 
@@ -342,7 +342,6 @@ class _Warning(_Part):
 
 class _Stop(_Part):
     signal: Literal["TERM", "INT"] = "TERM"
-    grace: Seconds = 30.0
 
 
 class _Overwrite(_Part):
