@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from io import BufferedReader
 from pathlib import Path
 
 #: Bytes of a file that people write by hand: a key, a known_hosts, an ssh_config.
@@ -31,7 +32,7 @@ def refuse_other_than_file(path: Path) -> os.stat_result:
     kind = next((word for is_kind, word in kinds.items() if is_kind(found.st_mode)), "a device")
     if not stat.S_ISREG(found.st_mode) and not is_null(found):
         number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
-        raise OSError(number, f"is no file but {kind}", str(path))
+        raise OSError(number, f"is {kind}, and no file", str(path))
     return found
 
 
@@ -40,11 +41,20 @@ def is_null(found: os.stat_result) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading; one that would wait, as /proc/kmsg does, has nothing. Raises OSError."""
+    refuse_other_than_file(path)
+    return open(path, "rb", opener=_without_waiting)
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
 def read_file(path: Path, limit: int = FILE_LIMIT) -> bytes:
     """Return the content of a regular file of ``limit`` bytes at most. Raises OSError, which names the path."""
-    refuse_other_than_file(path)
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
+    with open_file(path) as file:
+        content = file.read(limit + 1) or b""
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"has more than {limit >> 20} MiB, and is not what it is taken for", str(path))
     return content

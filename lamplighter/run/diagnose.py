@@ -21,7 +21,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
 from lamplighter.node.observe.logwatch import Diagnosis, diagnose_log
-from lamplighter.paths import at_home, refuse_other_than_file
+from lamplighter.paths import at_home, open_file
 from lamplighter.release.engine import load_engine, load_engines
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
@@ -99,8 +99,7 @@ def _open(log: str, stack: contextlib.ExitStack) -> io.BufferedIOBase:
         return cast("io.BufferedIOBase", sys.stdin.buffer)
     path = at_home(log)
     try:
-        refuse_other_than_file(path)
-        return stack.enter_context(path.open("rb"))
+        return stack.enter_context(open_file(path))
     except OSError as error:
         raise UsageError(
             f"--log {log}: {error.strerror}",

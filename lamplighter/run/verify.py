@@ -21,7 +21,7 @@ from lamplighter.inventory import Server
 from lamplighter.inventory.sources import Problems, plain, read_mapping
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
-from lamplighter.paths import at_home, is_null, refuse_other_than_file, replace_file
+from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
@@ -242,16 +242,22 @@ class Results:
             ) from error
 
 
+def _head_of_report(place: Path) -> bytes:
+    """Return how a file begins, b"" where there is none. Raises OSError for what is no file."""
+    try:
+        if is_null(refuse_other_than_file(place)):
+            raise OSError(errno.EINVAL, "is a device, and no file", str(place))
+        with open_file(place) as file:
+            return file.read(JUNIT_HEAD) or b""
+    except FileNotFoundError:
+        return b""
+
+
 def _place_of_report(path: str) -> Path:
     """Return where a report may be written. Raises UsageError where it would replace what is none."""
     try:
         place = at_home(path).absolute()
-        if is_null(refuse_other_than_file(place)):
-            raise OSError(errno.EINVAL, "is no file but a device", path)
-        with place.open("rb") as file:
-            head = file.read(JUNIT_HEAD)
-    except FileNotFoundError:
-        return at_home(path)
+        head = _head_of_report(place)
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
