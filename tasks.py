@@ -48,7 +48,7 @@ def deploy(
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
     from lamplighter.run import command, drift, verify
 
-    settings = command.settings_from(c, as_json=json, server=server)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, max_age=max_age, wait=wait)
     with command.guarded(settings):
         unless = drift.conditions(if_changed, max_age)
     command.run(
@@ -71,7 +71,8 @@ def rollback(
     """Replace the server by an earlier release that is on the node already."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json, server=server, to=to), host, server, "rollback", wait, to=to)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, to=to, wait=wait)
+    command.run(settings, host, server, "rollback", wait, to=to)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -79,7 +80,8 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json, server=server), host, server, "stop", wait)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, wait=wait)
+    command.run(settings, host, server, "stop", wait)
 
 
 @task(
@@ -93,7 +95,8 @@ def undeploy(
     """Take away what lies outside lamplighter's directory on the node: start-up files and the systemd unit."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json, server=server), host, server, "undeploy", wait, stop=stop)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, wait=wait)
+    command.run(settings, host, server, "undeploy", wait, stop=stop)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -101,7 +104,8 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json, server=server), host, server, "start", wait)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, wait=wait)
+    command.run(settings, host, server, "start", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help=HELP)
@@ -109,7 +113,8 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
 
-    command.run(command.settings_from(c, as_json=json, server=server), host, server, "restart", wait)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, wait=wait)
+    command.run(settings, host, server, "restart", wait)
 
 
 @task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
@@ -117,7 +122,7 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json, server=server, run=run)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
@@ -126,7 +131,7 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
     from lamplighter.run import command
 
-    settings = command.settings_from(c, as_json=json, server=server, run=run)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
     command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
 
 
@@ -137,7 +142,7 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json, server=server),
+        command.settings_from(c, as_json=json, host=host, server=server),
         host,
         server,
         "releases",
@@ -153,7 +158,7 @@ def env(c: Context, host: list[str], server: str | None = None, json: bool = Fal
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json, server=server),
+        command.settings_from(c, as_json=json, host=host, server=server),
         host,
         server,
         "env",
@@ -170,7 +175,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     from lamplighter.run import command
 
     command.read(
-        command.settings_from(c, as_json=json, server=server),
+        command.settings_from(c, as_json=json, host=host, server=server),
         host,
         server,
         "check",
@@ -192,7 +197,7 @@ def status(
     from lamplighter.report import status_text
     from lamplighter.run import command, drift
 
-    settings = command.settings_from(c, as_json=json, server=server)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, watch=watch)
     if watch is not None:
         drift.watch(settings, host, server, watch)
     command.read(
@@ -229,7 +234,7 @@ def verify(
     from lamplighter.run import command
     from lamplighter.run import verify as checks
 
-    settings = command.settings_from(c, as_json=json, server=server, only=only, k=k)
+    settings = command.settings_from(c, as_json=json, host=host, server=server, only=only, k=k, junit=junit)
     with command.guarded(settings):
         results = checks.Results(junit)
     command.read(
@@ -265,7 +270,8 @@ def logs(
     """Print the server's log as the node keeps it. Reads only."""
     from lamplighter.run import command
 
-    command.print_logs(command.settings_from(c, server=server, run=run), host, server, lines, follow, run)
+    settings = command.settings_from(c, host=host, server=server, lines=lines, run=run)
+    command.print_logs(settings, host, server, lines, follow, run)
 
 
 @task(
@@ -293,7 +299,9 @@ def diagnose(
     from lamplighter.run import command
     from lamplighter.run import diagnose as doctor
 
-    settings = command.settings_from(c, as_json=json, server=server)
+    settings = command.settings_from(
+        c, as_json=json, host=host, log=log, engine=engine, engine_version=engine_version, server=server
+    )
     doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
 
 
@@ -302,7 +310,7 @@ def config(c: Context, host: list[str], json: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
     from lamplighter.run import command
 
-    command.print_config(command.settings_from(c, as_json=json), host)
+    command.print_config(command.settings_from(c, as_json=json, host=host), host)
 
 
 @task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
@@ -311,9 +319,9 @@ def up(c: Context, name: str = "demo") -> None:
     from lab import node
     from lamplighter.run import command
 
-    with command.guarded(command.settings_from(c)):
+    with command.guarded(command.settings_from(c, name=name)):
         end = node.ensure_up(name, PROJECT / ".lab")
-        print(f"{name} is up: {end.ssh_line}")
+        command.say(f"{name} is up: {end.ssh_line}")
 
 
 @task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
@@ -322,8 +330,8 @@ def down(c: Context, name: str = "demo") -> None:
     from lab import node
     from lamplighter.run import command
 
-    with command.guarded(command.settings_from(c)):
-        print(f"{name} is down" if node.down(name, PROJECT / ".lab") else f"{name} was not up")
+    with command.guarded(command.settings_from(c, name=name)):
+        command.say(f"{name} is down" if node.down(name, PROJECT / ".lab") else f"{name} was not up")
 
 
 @task(auto_shortflags=False, help={"args": "arguments for pytest, as one word: --args '-k gpus -x'"})
@@ -360,7 +368,7 @@ def soak(c: Context, points: str = "1000", kills: str = "200", seed: str = "2024
     """Try every fault at every stage, on both kinds of node, and kill what takes part at many moments. Takes hours."""
     from lamplighter.run import command
 
-    with command.guarded(command.settings_from(c)):
+    with command.guarded(command.settings_from(c, points=points, seed=seed)):
         command.whole_number(points, "--points")
         command.whole_number(kills, "--kills")
         command.whole_number(seed, "--seed")

@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import re
 import shlex
 import signal
 import socket
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab import ledger
-from lamplighter.errors import LamplighterError
+from lamplighter.errors import LamplighterError, UsageError
 from lamplighter.node.observe import ports
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_SECONDS = 30.0
 #: Seconds between two looks at the ledger for processes whose death should be noted.
 WATCH_SECONDS = 0.1
+
+
+#: A directory of that name is made; and people read it.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 class LabFailed(LamplighterError):
@@ -185,8 +190,8 @@ def processes(name: str, directory: Path) -> list[int]:
 
 
 def _layout(name: str, directory: Path) -> Layout:
-    if not name or name in (".", "..") or "/" in name:
-        raise LabFailed(f"{name!r} is no name for a lab node", next_step="use a plain word, such as demo")
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a lab node", next_step="use a plain word, such as demo")
     return Layout(Path(directory).resolve() / name)
 
 

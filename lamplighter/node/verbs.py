@@ -100,7 +100,7 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
         now = launcher.present(record)
         found["unit"], found["restarts"] = record.get("unit"), now.restarts
         found["pid"] = now.main.pid if now.main else None
-        found["since"] = record.get("since") if record.get("ready") else None
+        found["since"] = record.get("since") if record.get("ready") and now.main else None
         if now.main is None:
             found["state"] = "starting" if now.is_restarting else "stopped"
             found["message"] = _joined(_why_gone(record), now.note)
@@ -116,9 +116,7 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
             found["state"], found["message"] = "serving", now.note
         found["message"] = _joined(found["message"], lost)
     last = home.all_runs()[-1:]
-    found["last_run"] = told = _last_run(last[0]) if last else None
-    if found["state"] == "stopped" and told and (told["verb"], told["outcome"]) == ("stop", "stopped"):
-        found["since"], found["message"] = None, _joined(f"run {told['id']} of {told['by']} stopped it", lost)
+    found["last_run"] = _last_run(last[0]) if last else None
     return found
 
 
@@ -177,11 +175,17 @@ def _joined(*parts: str) -> str:
 
 
 def _why_gone(record: dict[str, Any]) -> str:
-    if record["boot_id"] != processes.boot_id():
-        return "the node has been rebooted since"
     directory = os.path.dirname(record["log"])
     attempt = "old" if os.path.basename(record["log"]) == "server.old.log" else "new"
-    ending = launcher.read_exit(RunDirectory(directory).launch(attempt))
+    launch = RunDirectory(directory).launch(attempt)
+    by = launcher.stopped_by(record, launch)
+    if by is not None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(by["t"]))
+        told = f"run {by.get('run')} ({by.get('verb')}, {by.get('by')}) stopped it at {when}"
+        return told if record.get("ready") else f"the last start did not become ready, and {told}"
+    if record["boot_id"] != processes.boot_id():
+        return "the node has been rebooted since"
+    ending = launcher.read_exit(launch)
     gone = "its process is gone" if ending is None else f"its process ended: {ending}"
     return gone if record.get("ready") else f"the last start failed: {gone}"
 

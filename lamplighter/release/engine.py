@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lamplighter.inventory import Server
 
 FILE = "engine.yml"
+#: What a role may be called: the name of a directory, and nothing that leads elsewhere.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
@@ -142,7 +144,7 @@ def engine_names(roles: Path) -> list[str]:
 def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
     """The contents of one engine.yml on top of those it extends, each file checked by itself."""
     path = roles / name / FILE
-    if not path.is_file():
+    if not NAME.fullmatch(name) or not path.is_file():
         raise _unknown(name, roles)
     value = read_mapping(path, problems)
     _check(value, problems)
@@ -166,8 +168,8 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
 def _unknown(name: str, roles: Path) -> InventoryError:
     known = engine_names(roles)
     return InventoryError(
-        f"no engine {name!r}{did_you_mean(name, known)}",
-        why=f"there is no {shown_path(roles / name / FILE)}; engines: {', '.join(known) or 'none'}",
+        f"no engine {name[:80]!r}{did_you_mean(name, known)}",
+        why=f"there is no {shown_path(roles / name[:64] / FILE)}; engines: {', '.join(known) or 'none'}",
         next_step="correct servers.NAME.engine, or write that file",
     )
 
@@ -191,7 +193,7 @@ def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **merged,
         "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
-        "stop": {"signal": "TERM", "grace": 30.0, **merged["stop"]},
+        "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
     }
 
@@ -342,7 +344,6 @@ class _Warning(_Part):
 
 class _Stop(_Part):
     signal: Literal["TERM", "INT"] = "TERM"
-    grace: Seconds = 30.0
 
 
 class _Overwrite(_Part):

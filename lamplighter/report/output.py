@@ -21,11 +21,6 @@ class Output:
         self._make_blocking()
 
     @property
-    def is_gone(self) -> bool:
-        """True once nobody can read what is written here."""
-        return self._stream is None
-
-    @property
     def encoding(self) -> str:
         return getattr(self._stream, "encoding", None) or "ascii"
 

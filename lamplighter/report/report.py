@@ -261,21 +261,6 @@ class Fold:
         if not unended and not (known.servers and fact.exit_code == Exit.DETACHED):
             known.error = fact
 
-    def add_refusal(
-        self,
-        host: str,
-        server: str | None,
-        message: str,
-        *,
-        exit_code: int = Exit.REFUSED,
-        why: str = "",
-        hint: str = "",
-    ) -> None:
-        """We refused before the node was asked (lint, a spanning server's other half); nothing was touched."""
-        error = LamplighterError(message, why=why, next_step=hint)
-        error.exit_code = Exit(exit_code)
-        self.add_error(host, server, error)
-
     def add_degraded(
         self, host: str, server: str, message: str, *, cause: str, evidence: str = "", hint: str = ""
     ) -> None:

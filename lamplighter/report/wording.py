@@ -12,13 +12,24 @@ from typing import Any
 
 # Escape sequences: OSC, DCS, APC, PM and SOS strings up to BEL or ST, then CSI, then any other two-byte escape.
 _ESCAPES = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|\x1b[ -/]*[0-~]?"
 )
 _BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
-# Other control bytes, the marks that reorder text on a terminal, and half characters that no terminal can show.
-_UNSEEN = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# Other control bytes, the marks that reorder text on a terminal or have no width, and half characters that no terminal
+# can show.
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
+# All of them but line breaks and tabs, in text of several lines.
+_BREAKS = re.compile(r"\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+# A sequence that the next piece of a stream may go on with; none is that long, or goes over a line break.
+_UNENDED = re.compile(
+    r"(?:(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?|(?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
+)
+_LONGEST_SEQUENCE = 4096
 _HALVES = re.compile(r"[\ud800-\udfff]")
 
 #: A log line may be megabytes long; what proves a failure is at its beginning.
@@ -35,6 +46,54 @@ def clean(value: object, longest: int = LONGEST) -> str:
     text = _BLANKS.sub(" ", text)
     text = _HALVES.sub("?", _UNSEEN.sub("", text)).strip()
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def printable(value: object) -> str:
+    """Text of any length that is safe on a terminal: line breaks and tabs stay, all else of `clean` is taken out."""
+    return _shown(str(value), keeps_colours=False)
+
+
+class LogText:
+    """A server's log made safe for a terminal, piece by piece: its colours stay, what else it orders does not.
+
+    A lone carriage return begins a line: what a log wrote before is not hidden by what it writes after.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_coloured = False
+
+    def feed(self, piece: str) -> str:
+        """Return what can be shown by now."""
+        text = self._held + piece
+        unended = _UNENDED.search(text, max(0, len(text) - _LONGEST_SEQUENCE))
+        end = unended.start() if unended else len(text) - text.endswith("\r")
+        self._held = text[end:]
+        return self._colour(_shown(text[:end], keeps_colours=True))
+
+    def finish(self) -> str:
+        """Return the rest, and give the terminal its own colours back."""
+        rest, self._held = self._held, ""
+        return self._colour(_shown(rest, keeps_colours=True)) + ("\x1b[0m" if self._is_coloured else "")
+
+    def _colour(self, text: str) -> str:
+        self._is_coloured = self._is_coloured or "\x1b" in text
+        return text
+
+
+def _shown(text: str, *, keeps_colours: bool) -> str:
+    def kept(sequence: re.Match[str]) -> str:
+        return sequence[0] if keeps_colours and _COLOUR.fullmatch(sequence[0]) else ""
+
+    shown, at = [], 0
+    for sequence in _ESCAPES.finditer(text):
+        shown += [_plain(text[at : sequence.start()]), kept(sequence)]
+        at = sequence.end()
+    return "".join([*shown, _plain(text[at:])])
+
+
+def _plain(text: str) -> str:
+    return _HALVES.sub("?", _UNSEEN.sub("", _BREAKS.sub("\n", text)))
 
 
 def clean_log_line(value: object) -> str:

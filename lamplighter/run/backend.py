@@ -19,6 +19,7 @@ import testinfra.backend.base
 
 from lamplighter.errors import LamplighterError
 from lamplighter.run.become import sudo_refusal
+from lamplighter.run.hop import SessionRefused
 from lamplighter.run.ssh import (
     OUTPUT_LIMIT,
     Channel,
@@ -129,6 +130,7 @@ class Shell:
         """
         self._mark = f"lamplighter-{secrets.token_hex(12)}".encode()
         self._channel = channel = self._node.stream(self._node.wrap("exec /bin/sh"))
+        self._node.lend(self.close)
         mark = self._mark.decode()
         channel.write(
             f"LC_ALL=C; export LC_ALL; printf '%s begin %d\\n' {mark} $$; printf '%s begin\\n' {mark} >&2\n".encode()
@@ -198,11 +200,20 @@ class Shell:
         return channel.lost()
 
     def _give_up(self) -> None:
-        """Kill the shell with what hangs in it, by way of another one."""
+        """Kill the shell with what hangs in it, by way of another one.
+
+        facts: sshd keeps the session of a command that hangs. Where it takes no second one, another login has one.
+        """
         pid = self._pid
         self.close()
-        if pid:
-            self.run(f"{KILL_TREE} {pid}", START_SECONDS)
+        if not pid:
+            return
+        try:
+            self._open()
+        except SessionRefused:
+            self._node.close()
+            self._node.open()
+        self.run(f"{KILL_TREE} {pid}", START_SECONDS)
 
 
 def _timed_out(name: str, command: str) -> CommandTimedOut:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
+from lamplighter.report.wording import LogText, printable
 from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_session, detached, open_session, told_to_end
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -57,16 +59,22 @@ class Settings:
     as_json: bool = False
 
 
-def settings_from(context: Context, *, as_json: bool = False, **given: str | None) -> Settings:
+def settings_from(context: Context, *, as_json: bool = False, **given: str | Sequence[str] | None) -> Settings:
     """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY.
 
-    Refuses Invoke's ``--dry``, and an option of ``given`` with an empty value: a variable that was not set would choose
-    the default.
+    Refuses Invoke's ``--dry``, and values of ``given`` (options by name) that can only be a mistake of whoever wrote
+    the command line.
     """
+    if "--" in sys.argv:  # Invoke drops what follows without a word
+        lost = sys.argv[sys.argv.index("--") + 1 :]
+        refusal = UsageError(f"what follows -- would be lost: {shlex.join(lost)}", next_step="leave out the --")
+        _exit_with(refusal, as_json or "--json" in lost)
     for name, value in given.items():
-        if value is not None and not value.strip():
-            flag = f"-{name}" if len(name) == 1 else f"--{name}"
-            _exit_with(UsageError(f"{flag} is empty", next_step=f"give {flag} a value, or leave it out"), as_json)
+        for each in [value] if isinstance(value, str) else value or ():
+            flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+            refused = _refused_value(flag, each)
+            if refused is not None:
+                _exit_with(refused, as_json)
     if context.config.run.dry:
         refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
         _exit_with(refusal, False)
@@ -77,6 +85,18 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Non
         bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
         as_json,
     )
+
+
+def _refused_value(flag: str, value: str) -> UsageError | None:
+    """Return what is wrong with a value that can only be a mistake: a variable that was not set, the next option."""
+    if not value.strip():
+        return UsageError(f"{flag} is empty", next_step=f"give {flag} a value, or leave it out")
+    if value.startswith("-") and value != "-":
+        return UsageError(
+            f"{flag} has the value {value!r}, which looks like an option",
+            next_step=f"give {flag} a value (a path that begins so: ./{value})",
+        )
+    return None
 
 
 def seconds_in(text: str) -> float:
@@ -141,9 +161,7 @@ def _through_lab(host: Host, servers: list[Server]) -> tuple[Host, list[Server]]
     for server in servers:
         port = node.port_for(host.lab, PROJECT / ".lab", server.port)
         if port != server.port:
-            print(
-                f"{host.name}: port {server.port} of this machine is taken; {server.name} uses {port}", file=sys.stderr
-            )
+            complain(f"{host.name}: port {server.port} of this machine is taken; {server.name} uses {port}")
         moved.append(server.model_copy(update={"port": port}))
     return dataclasses.replace(host, connection=connection), moved
 
@@ -332,7 +350,7 @@ def _wants_to_cancel(run: Follower) -> bool:
     state = "is at work" if run.is_begun else "may have begun"
     while True:
         question = f"\nrun {run.run} of {run.host}/{run.server} {state}. [d]etach (it goes on) or [c]ancel? "
-        print(question, end="", file=sys.stderr, flush=True)
+        print(printable(question), end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline().strip().lower()
         if answer in ("c", "cancel"):
             return True
@@ -348,10 +366,10 @@ def traced(settings: Settings, error: LamplighterError) -> LamplighterError:
 
 
 def complain(words: object) -> None:
-    """Print to stderr, as long as there is one: a terminal that was closed takes nothing any more."""
+    """Print to stderr for people, as long as there is one: a terminal that was closed takes nothing any more."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(words, file=sys.stderr)
+            print(printable(words), file=sys.stderr)
 
 
 def _defect(settings: Settings, error: Exception) -> LamplighterError:
@@ -392,7 +410,7 @@ def read(
         if settings.as_json:
             hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
             hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-            say(json.dumps({word: {"hosts": hosts}}))
+            say_json({word: {"hosts": hosts}})
         elif answers:
             say(text(answers))
         for told in errors.values():
@@ -425,21 +443,44 @@ def print_logs(
             raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
         host, one = targets[0]
         with open_session(host, PROJECT) as session:
-            session.logs(one, _print_piece, count, follow, run)
+            _print_log(lambda write: session.logs(one, write, count, follow, run))
 
 
-def _print_piece(text: str) -> None:
-    if not say(text, end=""):  # `logs --follow | head`: whoever read has seen enough
-        raise Leave(code=Exit.OK)
+def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
+    """Print what ``read`` hands over: made safe where a terminal shows it, as it is for a file or a program."""
+    shown = LogText() if sys.stdout is not None and sys.stdout.isatty() else None
+
+    def write(piece: str) -> None:
+        if not put(shown.feed(piece) if shown is not None else piece):
+            raise Leave(code=Exit.OK)  # `logs --follow | head`: whoever read has seen enough
+
+    try:
+        read(write)
+    finally:
+        if shown is not None:
+            put(shown.finish())
 
 
-def say(text: str, end: str = "\n") -> bool:
-    """Print to stdout whatever its encoding; False when nobody reads it any more. A full disk ends the command."""
+def say(text: str) -> bool:
+    """Print text for people to stdout, nothing in it orders a terminal; False when nobody reads it any more."""
+    return put(printable(text) + "\n")
+
+
+def say_json(value: Mapping[str, Any]) -> bool:
+    """Print one JSON object as a line to stdout; False when nobody reads it any more."""
+    return put(json.dumps(value) + "\n")
+
+
+def put(text: str) -> bool:
+    """Write ``text`` to stdout as it is, whatever the encoding; False when nobody reads it any more.
+
+    A full disk ends the command.
+    """
     if sys.stdout is None:  # `>&-`
         return False
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -457,7 +498,7 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in found.values():
-                say(json.dumps(host))
+                say_json(host)
         else:
             say(config_text(found))
 
@@ -489,7 +530,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
     if as_json:
         fold = Fold()
         fold.add_error(None, None, error)
-        say(json.dumps({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()}))
+        say_json({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()})
     complain(error)
     raise Leave(code=error.exit_code)
 

@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import re
-import stat
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
 from lamplighter.node.observe.logwatch import Diagnosis, diagnose_log
-from lamplighter.paths import at_home
+from lamplighter.paths import at_home, open_file
 from lamplighter.release.engine import load_engine, load_engines
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
@@ -31,6 +30,7 @@ from lamplighter.run.command import PROJECT, Settings
 #: Stands for the server's name in hints: a pasted log does not tell it.
 NAMELESS = "NAME"
 _HEAD_BYTES = 64 * 1024
+_LONGEST_ENTRY = 1 << 20
 _GZIP = b"\x1f\x8b"
 #: A log may hold some junk; this share of it, in its beginning, is no log.
 _MOST_JUNK = 0.3
@@ -64,7 +64,7 @@ def diagnose(
         if host:
             raise UsageError("--log and --host exclude each other", next_step="give one of them")
         found = diagnose_file(log, engine, version).to_json(server or NAMELESS)
-        command.say(json.dumps(found) if settings.as_json else text(found))
+        command.say_json(found) if settings.as_json else command.say(text(found))
     raise Leave(code=Exit.OK)
 
 
@@ -99,11 +99,12 @@ def _open(log: str, stack: contextlib.ExitStack) -> io.BufferedIOBase:
         return cast("io.BufferedIOBase", sys.stdin.buffer)
     path = at_home(log)
     try:
-        if stat.S_ISDIR(path.stat().st_mode):
-            raise UsageError(f"{log} is a directory", next_step="name the log file in it")
-        return stack.enter_context(path.open("rb"))
+        return stack.enter_context(open_file(path))
     except OSError as error:
-        raise UsageError(f"{log}: {error.strerror}", next_step="give --log the path of a log, or - for stdin") from None
+        raise UsageError(
+            f"--log {log}: {error.strerror}",
+            next_step="give --log the path of a log file, or - for stdin",
+        ) from None
     except ValueError as error:
         raise UsageError(f"{log!r}: {error}", next_step="give --log the path of a log, or - for stdin") from None
 
@@ -139,7 +140,7 @@ class _Begun:
             self._is_over = True
             if not self.head and not isinstance(error, EOFError):
                 raise UsageError(f"{self._name} cannot be read: {error}") from None
-            print(f"{self._name} is cut short or damaged; what comes before was read", file=sys.stderr)
+            command.complain(f"{self._name} is cut short or damaged; what comes before was read")
             return b""
 
 
@@ -153,6 +154,8 @@ class _Unpacked:
     def read(self, size: int) -> bytes:
         while data := self._inner.read(size):
             *lines, self._partial = (self._partial + data).split(b"\n")
+            if len(self._partial) > _LONGEST_ENTRY:  # no container's entry is that long
+                lines, self._partial = [*lines, self._partial], b""
             if lines:
                 return b"".join(map(_text_of, lines))
         last, self._partial = self._partial, b""

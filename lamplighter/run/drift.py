@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -82,8 +81,8 @@ def _show(
     if settings.as_json:
         hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
         hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-        return command.say(json.dumps({"status": {"t": round(time.time(), 3), "hosts": hosts}}))
+        return command.say_json({"status": {"t": round(time.time(), 3), "hosts": hosts}})
     clear = "\x1b[H\x1b[2J" if sys.stdout is not None and sys.stdout.isatty() else ""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     table = [status_text(answers)] if answers else []
-    return command.say("\n".join([f"{clear}{now}", *table, *map(str, errors.values()), ""]))
+    return command.put(clear) and command.say("\n".join([now, *table, *map(str, errors.values()), ""]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
@@ -21,7 +21,16 @@ from lamplighter.run.wire import REFUSED_PAUSE, ProxyProcess, Transport, connect
 AUTH_TIMEOUT = 30.0
 #: Seconds for opening a channel and for the node's answer to exec; paramiko itself would wait an hour and for ever.
 CHANNEL_TIMEOUT = 20.0
+#: Seconds for sessions that we have closed to end on the node, and between two tries; their last word is a beat.
+TEARDOWN_SECONDS = 10.0
+TEARDOWN_PAUSE = 0.02
+#: So many of our last sessions are remembered.
+MOST_SESSIONS = 8
 UNKNOWN_STATE = "not known from here; the node finishes what it started"
+
+
+class SessionRefused(Unreachable):
+    """The node lets us in, and takes no (further) session on this connection."""
 
 
 class Hop:
@@ -49,6 +58,7 @@ class Hop:
         self._proxy: ProxyProcess | None = None
         self._began: float | None = None
         self._is_closed = False
+        self._sessions: list[paramiko.Channel] = []
 
     @property
     def transport(self) -> Transport:
@@ -113,16 +123,21 @@ class Hop:
             if self._is_closed:
                 self.close()
 
-    def execute(self, command: str) -> paramiko.Channel:
-        """A channel on which the node was asked to run ``command``; `await_agreement` tells what it said to that."""
+    def execute(self, command: str, make_room: Callable[[], None]) -> paramiko.Channel:
+        """A channel on which the node was asked to run ``command``; `await_agreement` tells what it said to that.
+
+        Where the node takes no further session, ``make_room`` is called to close what is idle, and what was closed is
+        given time to end there.
+        """
         try:
-            channel = self.transport.open_session(timeout=CHANNEL_TIMEOUT)
+            channel = self._open_session(make_room)
         except ChannelException as error:
-            raise Unreachable(
+            raise SessionRefused(
                 f"{self.name}: {self.label} refuses another session on this connection",
                 why=self.last_words or str(error),
                 serving=UNTOUCHED,
-                next_step="MaxSessions in the node's sshd_config may be too low (default 10)",
+                next_step="set MaxSessions in the node's sshd_config to 1 or more, and look for a command there that "
+                "still holds the session of an earlier task",
             ) from error
         except (SSHException, EOFError, OSError) as error:
             raise Unreachable(
@@ -138,6 +153,24 @@ class Hop:
         except (SSHException, EOFError, OSError) as error:
             raise self._unanswered(self.last_words or str(error)) from error
         return channel
+
+    def _open_session(self, make_room: Callable[[], None]) -> paramiko.Channel:
+        """Open a session. facts: sshd counts one that we have closed until its command has ended and was waited for."""
+        deadline = None
+        while True:
+            try:
+                channel = self.transport.open_session(timeout=CHANNEL_TIMEOUT)
+            except ChannelException:
+                if deadline is None:
+                    make_room()
+                    deadline = time.monotonic() + TEARDOWN_SECONDS
+                is_ending = any(each.closed for each in self._sessions)
+                if not is_ending or time.monotonic() >= deadline:
+                    raise
+                time.sleep(TEARDOWN_PAUSE)
+            else:
+                self._sessions = [*self._sessions[-MOST_SESSIONS:], channel]
+                return channel
 
     def await_agreement(self, channel: paramiko.Channel) -> None:
         """Wait for the node's word that it runs the command. Raises NodeRefused, or ContactLost for no word at all."""

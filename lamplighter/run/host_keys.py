@@ -14,6 +14,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from lamplighter.errors import UNTOUCHED, Unreachable, UsageError
+from lamplighter.paths import read_file
 from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
 from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import label_of
@@ -168,7 +169,7 @@ def _revoked_keys(name: str, settings: Settings) -> tuple[KnownKey, ...]:
         return ()
     file = Path(said)
     try:
-        content = file.read_bytes()
+        content = read_file(file)
         if content.startswith(_KRL_MAGIC):
             raise ValueError("it is a key revocation list, and KRL files cannot be read here")
         return tuple(_revoked_lines(content.decode(errors="replace"), file))

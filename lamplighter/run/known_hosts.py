@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -16,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from lamplighter.paths import read_file
 
 DEFAULT_PORT = 22
 
@@ -73,7 +77,7 @@ class KnownHosts:
         problems: list[str] = []
         for file in files:
             try:
-                text = file.read_text(encoding="utf-8", errors="replace")
+                text = read_file(file).decode("utf-8", "replace")
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -154,7 +158,12 @@ def hashed_name(name: str) -> str:
 
 
 def remember(file: Path, name: str, kind: str, blob: bytes, *, hashed: bool = False) -> None:
-    """Append the key to ``file``, which is made (0600, its directory 0700) when it is missing. Raises OSError."""
+    """Append the key to ``file``, which is made (0600, its directory 0700) when it is missing.
+
+    Raises OSError, also for what is no file of known hosts: a line of ours would spoil it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_another_file(file)
     name = hashed_name(name) if hashed else name
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -165,6 +174,13 @@ def remember(file: Path, name: str, kind: str, blob: bytes, *, hashed: bool = Fa
         os.write(descriptor, (("\n" if torn else "") + known_line(name, kind, blob) + "\n").encode())
     finally:
         os.close(descriptor)
+
+
+def _refuse_another_file(file: Path) -> None:
+    text = read_file(file).decode("utf-8", "replace")
+    written = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if written and not parse_known_hosts(text, file):
+        raise OSError(errno.EINVAL, "has lines, and none of them is one of known_hosts", str(file))
 
 
 def _any_name(key: KnownKey, names: Sequence[str]) -> bool:

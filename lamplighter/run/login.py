@@ -18,11 +18,13 @@ from paramiko.agent import AgentSSH
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from lamplighter.errors import UNTOUCHED, LoginFailed
-from lamplighter.paths import at_home
+from lamplighter.paths import at_home, read_file
 from lamplighter.run.known_hosts import fingerprint
 from lamplighter.run.ssh_config import Settings
 from lamplighter.run.wire import Transport, label_of
 
+#: Bytes of a key or a certificate; one has some thousands.
+KEY_LIMIT = 1 << 20
 #: Seconds for each answer of an ssh-agent, which may ask its owner first; less than those for the whole login.
 AGENT_TIMEOUT = 20.0
 
@@ -146,6 +148,9 @@ class Login:
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
+            for each in (file, Path(f"{file}-cert.pub")):  # both are read
+                if each == file or each.exists():
+                    read_file(each, KEY_LIMIT)
             key: paramiko.PKey = paramiko.PKey.from_path(file.absolute())
         except TypeError:  # cryptography's word for "needs a passphrase"
             self._encrypted.append(file)
@@ -246,7 +251,7 @@ def _agent_address(said: str) -> str:
 def _public_blob(file: Path) -> bytes | None:
     """The public key in ``file``, a certificate's own: enough to find the private one in an agent."""
     try:
-        kind, text = file.read_text(encoding="utf-8").split()[:2]
+        kind, text = read_file(file, KEY_LIMIT).decode().split()[:2]
         blob = base64.b64decode(text, validate=True)
     except (OSError, ValueError):
         return None
@@ -256,7 +261,7 @@ def _public_blob(file: Path) -> bytes | None:
 def _certified_by(file: Path) -> bytes | None:
     """The public key for which ``file`` is a certificate; None where it is none, or is not there."""
     try:
-        blob = base64.b64decode(file.read_bytes().split()[1])
+        blob = base64.b64decode(read_file(file, KEY_LIMIT).split()[1])
     except (OSError, ValueError, IndexError):
         return None
     certified = _certified_blob(blob)

@@ -17,7 +17,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -102,6 +102,7 @@ class Node:
         self._system_ssh = system_ssh
         self._hops: list[Hop] = []
         self._knows_sudo = False
+        self._lent: list[Callable[[], None]] = []
         self._login: threading.Thread | None = None
         self._trouble: BaseException | None = None
         self._is_closed = False
@@ -205,7 +206,18 @@ class Node:
         Raises Unreachable while nothing has started; whether it did start is told by the channel's first `read`.
         """
         self.open()
-        return Channel(self._hops[-1], command)
+        return Channel(self._hops[-1], command, self._make_room)
+
+    def lend(self, close: Callable[[], None]) -> None:
+        """Take note of a channel that stays open between two commands: ``close`` ends it where the node takes one only.
+
+        Whoever lends it must be able to open it again.
+        """
+        self._lent.append(close)
+
+    def _make_room(self) -> None:
+        while self._lent:
+            self._lent.pop()()
 
     def run(self, command: str, timeout: float | None = None, stdin: bytes = b"") -> CommandResult:
         """Run ``command`` to its end with ``stdin`` as its whole input; any exit status is a result.
@@ -316,13 +328,13 @@ class Channel:
     runs it is told by `read` and `wait`.
     """
 
-    def __init__(self, hop: Hop, command: str) -> None:
+    def __init__(self, hop: Hop, command: str, make_room: Callable[[], None]) -> None:
         self._hop = hop
         self._early = bytearray()
         self._stderr = bytearray()
         self._stderr_dropped = 0
         self._stderr_guard = threading.Lock()
-        self._channel = hop.execute(command)
+        self._channel = hop.execute(command, make_room)
         self._is_agreed = False
         self._drain = threading.Thread(target=self._drain_stderr, name=f"stderr of {hop.name}", daemon=True)
         self._drain.start()

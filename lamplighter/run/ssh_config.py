@@ -8,6 +8,7 @@ are not checked. Touches nothing but `Match exec`, which runs its command.
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import glob
 import hashlib
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lamplighter.errors import UsageError
+from lamplighter.paths import read_file
 
 #: OpenSSH gives up at the same depth.
 MAX_DEPTH = 16
@@ -131,13 +133,14 @@ def read_lines(path: Path, directory: Path, depth: int = 0) -> tuple[Line, ...]:
     if depth > MAX_DEPTH:
         raise UsageError("ssh_config files include each other more than 16 deep", origin=path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        if depth and isinstance(error, IsADirectoryError):  # `Include conf.d/*`
+        if depth and error.errno == errno.EISDIR:  # `Include conf.d/*`
             return ()
-        raise UsageError("cannot read the SSH client configuration", why=str(error), origin=path) from error
+        why = error.strerror or str(error)
+        raise UsageError("cannot read the SSH client configuration", why=why, origin=path) from error
     lines = []
     for number, written in enumerate(text.split("\n"), 1):
         said = re.match(r"\s*([^\s=#]+)(?:\s*=\s*|\s+|$)(.*?)\s*$", written)

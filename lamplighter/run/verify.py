@@ -7,6 +7,8 @@ to import, and meanwhile the login travels and a shell begins.
 from __future__ import annotations
 
 import dataclasses
+import errno
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,7 @@ from lamplighter.inventory import Server
 from lamplighter.inventory.sources import Problems, plain, read_mapping
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
-from lamplighter.paths import at_home
+from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
 from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 #: Kinds of result, those that exit 8 first.
 FAILED, ERROR, WARNING, SKIPPED, PASSED = "failed", "error", "warning", "skipped", "passed"
 BLOCKS = (FAILED, ERROR)
+
+#: How a report in JUnit XML begins, whoever wrote it, and within how many bytes.
+JUNIT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*<testsuites?[\s/>]", re.DOTALL)
+JUNIT_HEAD = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,11 +218,11 @@ class Results:
     """Keeps the results of several servers and writes them as JUnit XML, if ``path`` names a file.
 
     Begins with a file without results: nobody shall take those of the last time for ours. Raises UsageError where it
-    cannot be written.
+    cannot be written, and where something else than a report is there: that is not ours to replace.
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path = at_home(path).absolute() if path is not None else None
+        self._path = _place_of_report(path) if path is not None else None
         self._suites: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
         self._write()
 
@@ -229,11 +235,41 @@ class Results:
         if self._path is None:
             return
         try:
-            self._path.write_text(junit_text(self._suites), encoding="utf-8")
+            replace_file(self._path, junit_text(self._suites).encode())
         except OSError as error:
             raise UsageError(
                 f"--junit {self._path}: {error.strerror}", next_step="name a file in a directory that you may write to"
             ) from error
+
+
+def _head_of_report(place: Path) -> bytes:
+    """Return how a file begins, b"" where there is none. Raises OSError for what is no file."""
+    try:
+        if is_null(refuse_other_than_file(place)):
+            raise OSError(errno.EINVAL, "is a device, and no file", str(place))
+        with open_file(place) as file:
+            return file.read(JUNIT_HEAD) or b""
+    except FileNotFoundError:
+        return b""
+
+
+def _place_of_report(path: str) -> Path:
+    """Return where a report may be written. Raises UsageError where it would replace what is none."""
+    try:
+        place = at_home(path).absolute()
+        head = _head_of_report(place)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(
+            f"--junit {path}: {why}", next_step="name a file that is a report, or is not there yet"
+        ) from error
+    if head.strip() and not JUNIT.match(head):
+        raise UsageError(
+            f"--junit {path}: there is a file already, and it is no JUnit report",
+            why="it would be replaced",
+            next_step="name another file, or remove this one first",
+        )
+    return place
 
 
 def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> str:

@@ -19,11 +19,12 @@ import pytest
 from lamplighter.node import liveproof
 from lamplighter.node.envproof import Proof, prove_before
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import processes, startup
+from lamplighter.node.observe import startup
 from lamplighter.release.engine import load_engine
 from tests.driver import free_port
 from tests.engines.place import HERE, PIP_INSTALL, cache_directory
 from tests.engines.test_transformers import READY, SECONDS
+from tests.node.living import session_members
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import place
 
@@ -53,7 +54,7 @@ def test_the_real_worker_of_transformers_is_proven(transformers_engine: Path, ti
         )  # fmt: skip
     try:
         wait_until_ready(process, log)
-        members = processes.session_members(process.pid)
+        members = session_members(process.pid)
         workers = liveproof.workers_of(members, set(), engine, process.pid)
         expected = liveproof.expected_of(ReleaseDirectory(str(launch.parent)))
         proof = liveproof.prove_live(workers, expected, str(records), engine, lambda: None)

@@ -104,7 +104,7 @@ class Bench:
 
     def stop(self, grace: float = 5.0) -> None:
         """Stop all that may be stopped, as the stage does."""
-        assert stop.stop(self.stoppable, stop.Manner(signal.SIGTERM, True, grace), lambda text: None) == []
+        assert stop.stop(self.stoppable, stop.Manner(signal.SIGTERM, grace), lambda text: None) == []
 
     def await_freed(self) -> freed.Freed | freed.NotFreed:
         """Wait as the stage does."""

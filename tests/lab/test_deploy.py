@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,27 @@ def test_first_deploy_ever_that_crashes_says_that_nothing_serves(box: Box) -> No
     assert "argv, engine and driver: the last start has not become ready" in status["drift"]["unknown"]
     box.configure()
     assert box.deploy().code == Exit.OK  # no cleaning up by hand
+
+
+def how_it_stands(box: Box) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
+    return found
+
+
+def test_what_we_ended_reads_so_and_what_others_killed_does_not(box: Box) -> None:
+    box.deploy()
+    os.kill(how_it_stands(box)["pid"], signal.SIGKILL)
+    eventually(lambda: how_it_stands(box)["state"] == "stopped")
+    box.run("stop", "--json")  # its workers are swept, but that did not end it
+    assert "killed by SIGKILL" in how_it_stands(box)["message"]
+
+    box.deploy()
+    gone = box.run("undeploy", "--stop", "--json")
+    assert gone.code == Exit.OK, gone
+    assert box.run("undeploy", "--json").code == Exit.OK
+    told = how_it_stands(box)
+    assert (told["state"], told["since"]) == ("stopped", None)
+    assert told["message"].startswith(f"run {gone.server('box', 'demo')['run']} (undeploy, ")
 
 
 def test_out_of_time_rolls_back(box: Box) -> None:
@@ -216,10 +238,11 @@ def test_stop_start_rollback(box: Box) -> None:
     assert not box.serves()
     again = box.run("stop", "--json")
     assert again.code == Exit.OK  # twice changes nothing
-    status = json.loads(box.run("status", "--json").stdout)["status"]["hosts"]["box"]["servers"]["demo"]
     run = again.server("box", "demo")["run"]
-    assert (status["state"], status["since"]) == ("stopped", None)
-    assert status["message"].startswith(f"run {run} of ")
+    told = how_it_stands(box)
+    assert (told["state"], told["since"]) == ("stopped", None)
+    assert told["message"].startswith(f"run {stopped.server('box', 'demo')['run']} (stop, ")  # the other did nothing
+    assert " stopped it at 20" in told["message"]
 
     told = json.loads(box.run("diagnose", "--json").stdout)["diagnose"]["hosts"]["box"]["servers"]["demo"]
     assert told["outcome"] == "ready"

@@ -332,7 +332,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])
 def test_a_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
-    with pytest.raises(node.LabFailed, match="is no name for a lab node"):
+    with pytest.raises(UsageError, match="is no name for a lab node"):
         node.ensure_up(name, tmp_path)
 
 

@@ -36,6 +36,21 @@ print(subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, **options).pi
 """
 
 
+def group_members(pgid: int) -> tuple[Process, ...]:
+    """List the living members of a process group, by pid: also workers whose parent is 1 by now."""
+    return _living_with(lambda process: process.pgid == pgid)
+
+
+def session_members(sid: int) -> tuple[Process, ...]:
+    """List the living members of a session, by pid."""
+    return _living_with(lambda process: process.sid == sid)
+
+
+def _living_with(is_one: Callable[[Process], bool]) -> tuple[Process, ...]:
+    table = processes.processes()
+    return tuple(table[pid] for pid in sorted(table) if is_one(table[pid]) and processes.is_alive(table[pid].identity))
+
+
 def until(question: Callable[[], object], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -16,9 +16,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamplighter.node.observe import gpus, holders, processes
+from lamplighter.node.observe import gpus, holders
 from lamplighter.node.observe.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
-from tests.node.living import until
+from tests.node.living import group_members, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -471,7 +471,7 @@ def test_a_call_that_hangs_is_unknown_in_time_and_leaves_nothing(stand_in) -> No
     assert sample.gpus.stdout == gpu() + "\n"
     assert judge(sample, [A], {}, ALIVE).word == UNKNOWN
     [pid] = pids_in(starts)
-    assert until(lambda: processes.group_members(pid) == ())
+    assert until(lambda: group_members(pid) == ())
 
 
 def test_a_call_that_hangs_at_the_second_question_is_unknown_too(stand_in) -> None:

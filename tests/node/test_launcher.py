@@ -240,7 +240,7 @@ def test_descendants_stay_findable_whatever_they_do_and_are_stopped(
     assert {process.pid for process in members(launched)} == family
     assert processes.is_alive(launched.supervisor)
     told: list[str] = []
-    assert stop.stop(lambda: members(launched), stop.Manner(signal.SIGTERM, True, 60), told.append) == []
+    assert stop.stop(lambda: members(launched), stop.Manner(signal.SIGTERM, 60), told.append) == []
     assert [pid for pid in family if is_running(pid)] == []
     assert told == []
     assert until(lambda: not processes.is_alive(launched.supervisor))

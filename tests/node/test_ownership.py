@@ -19,7 +19,18 @@ from lamplighter.node.observe import ownership, ports, processes
 from lamplighter.node.observe.ownership import FOREIGN, LISTED, OURS, STALE, Claim, Evidence, Recorded
 from lamplighter.node.observe.processes import Identity, Process
 from lamplighter.release.engine import load_engine
-from tests.node.living import IS_ROOT, NOBODY, PROJECT, SLEEP, Living, is_running, kill, process_of, until
+from tests.node.living import (
+    IS_ROOT,
+    NOBODY,
+    PROJECT,
+    SLEEP,
+    Living,
+    group_members,
+    is_running,
+    kill,
+    process_of,
+    until,
+)
 
 ENGINE: dict[str, Any] = load_engine("sglang", PROJECT / "roles").compiled
 NOTHING: frozenset[int] = frozenset()
@@ -147,7 +158,7 @@ class Zoo:
         def find() -> list[Process]:
             return [claim.process for claim in self.judge(policy, listed) if claim.may_be_stopped]
 
-        assert stop.stop(find, stop.Manner(signal.SIGTERM, True, 1.0), lambda _: None) == []
+        assert stop.stop(find, stop.Manner(signal.SIGTERM, 1.0), lambda _: None) == []
 
 
 @pytest.fixture
@@ -252,7 +263,7 @@ def test_a_pool_of_workers_of_another_program_in_the_group_is_not_ours(zoo: Zoo,
     shell = living.start(["/bin/sh", "-c", f"{server} & {bench} & wait"], env=zoo.site, start_new_session=True)
     ours = zoo.info("first")
     assert until((zoo.directory / "child").exists)
-    for process in processes.group_members(shell.pid):
+    for process in group_members(shell.pid):
         living.keep(process.pid)
     child = int((zoo.directory / "child").read_text())
     assert until(lambda: "spawn_main" in process_of(child).command)
@@ -349,7 +360,7 @@ def test_a_recycled_pid_is_nobodys(zoo: Zoo, living: Living) -> None:
     code = "import os, time\nif os.fork(): print('up')\ntime.sleep(600)"
     main, supervisor = (living.python(code, start_new_session=True) for _ in range(2))
     for leader in (main, supervisor):
-        for process in processes.group_members(leader.pid):
+        for process in group_members(leader.pid):
             living.keep(process.pid)
     identities = [process_of(leader.pid).identity for leader in (main, supervisor)]
     zoo.recorded = [Recorded(*map(other_start, identities)), Recorded(other_start(identities[0]), None)]

@@ -17,7 +17,7 @@ import pytest
 
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Container, Handle, Identity, Process, Unit
-from tests.node.living import process_of, until
+from tests.node.living import group_members, process_of, session_members, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,7 +142,7 @@ def test_a_zombie_is_dead_though_it_still_has_a_pid(start) -> None:
     assert not processes.is_alive(identity)
     assert not processes.is_pid_alive(child.pid)
     assert child.pid in processes.processes()
-    assert child.pid not in [member.pid for member in processes.group_members(process.pgid)]
+    assert child.pid not in [member.pid for member in group_members(process.pgid)]
     child.wait()
     assert processes.read_process(child.pid) is None
     assert not processes.is_alive(identity)
@@ -244,8 +244,8 @@ def test_a_group_is_found_after_its_parents_have_gone(start) -> None:
     child.kill()
     child.wait()
     try:
-        assert [process.pid for process in processes.group_members(leader)] == [orphan]
-        assert [process.pid for process in processes.session_members(leader)] == [orphan]
+        assert [process.pid for process in group_members(leader)] == [orphan]
+        assert [process.pid for process in session_members(leader)] == [orphan]
         assert orphan not in [process.pid for process in processes.descendants([leader])]
     finally:
         kill_and_wait(orphan)

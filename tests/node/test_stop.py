@@ -14,7 +14,7 @@ import pytest
 from lamplighter.node.act import stop
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Process
-from tests.node.living import IS_ROOT, NOBODY, Living, is_running, process_of, until
+from tests.node.living import IS_ROOT, NOBODY, Living, group_members, is_running, process_of, until
 
 STUBBORN = """
 import signal, time
@@ -26,7 +26,7 @@ time.sleep(600)
 #: Writes down in a file what it gets; its child does too. TERM to the parent: it asks the child to go, then goes.
 ORDERLY = """
 import os, signal, time
-path, is_to_all = sys.argv[1], sys.argv[2] == "True"
+path = sys.argv[1]
 def note(who):
     with open(path, "a") as file:
         file.write(who + "\\n")
@@ -41,8 +41,7 @@ if child == 0:
     os._exit(0)
 def end(*_):
     note("parent got TERM")
-    time.sleep(0.3)  # for what must not come
-    while is_to_all and "child got TERM" not in open(path).read():
+    while "child got TERM" not in open(path).read():
         time.sleep(0.01)
     os.kill(child, signal.SIGUSR1)
     os.waitpid(child, 0)
@@ -59,26 +58,26 @@ def tell_nothing(text: str) -> None:
 
 
 def group(pid: int) -> Callable[[], tuple[Process, ...]]:
-    return lambda: processes.group_members(pid)
+    return lambda: group_members(pid)
 
 
 def test_what_ends_at_once_is_not_waited_for(living: Living) -> None:
     process = living.titled("server", start_new_session=True)
     began = time.monotonic()
-    assert stop.stop(group(process.pid), stop.Manner(signal.SIGTERM, True, 600), tell_nothing) == []
+    assert stop.stop(group(process.pid), stop.Manner(signal.SIGTERM, 600), tell_nothing) == []
     assert time.monotonic() - began < 60
     assert not is_running(process.pid)
 
 
 def test_nothing_to_stop() -> None:
-    assert stop.stop(list, stop.Manner(signal.SIGTERM, True, 60), tell_nothing) == []
+    assert stop.stop(list, stop.Manner(signal.SIGTERM, 60), tell_nothing) == []
 
 
 def test_what_ignores_the_signal_is_killed_after_the_grace(living: Living) -> None:
     stubborn = living.python(STUBBORN, start_new_session=True)
     told: list[str] = []
     began = time.monotonic()
-    assert stop.stop(group(stubborn.pid), stop.Manner(signal.SIGTERM, True, 0.5), told.append) == []
+    assert stop.stop(group(stubborn.pid), stop.Manner(signal.SIGTERM, 0.5), told.append) == []
     assert time.monotonic() - began >= 0.5
     assert not is_running(stubborn.pid)
     title = stubborn.child.args[0]
@@ -87,7 +86,7 @@ def test_what_ignores_the_signal_is_killed_after_the_grace(living: Living) -> No
 
 def test_without_grace_it_is_killed(living: Living) -> None:
     process = living.titled("server", start_new_session=True)
-    assert stop.stop(group(process.pid), stop.Manner(signal.SIGTERM, True, 0), lambda _: None) == []
+    assert stop.stop(group(process.pid), stop.Manner(signal.SIGTERM, 0), lambda _: None) == []
     assert living.exit_code(process.pid) == -signal.SIGKILL
 
 
@@ -117,10 +116,10 @@ while True:
     def look() -> tuple[Process, ...]:
         if looks:  # the first one found whom to signal
             assert until(lambda: not is_running(parent.pid))
-        looks.append(processes.group_members(parent.pid))
+        looks.append(group_members(parent.pid))
         return looks[-1]
 
-    assert stop.stop(look, stop.Manner(signal.SIGTERM, True, 1.0), told.append) == []
+    assert stop.stop(look, stop.Manner(signal.SIGTERM, 1.0), told.append) == []
     children = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(children) == 3
     assert [pid for pid in [parent.pid, *children] if is_running(pid)] == []
@@ -149,42 +148,41 @@ with open(sys.argv[2], "w") as file:
     def slow_look() -> tuple[Process, ...]:
         nonlocal looks
         looks += 1
-        found = processes.group_members(parent.pid)
+        found = group_members(parent.pid)
         if looks == 2:  # the first one found whom to signal
             (tmp_path / "go").touch()
             assert until(lambda: not is_running(parent.pid))
             living.keep(int((tmp_path / "pid").read_text()))
         return found
 
-    assert stop.stop(slow_look, stop.Manner(signal.SIGTERM, True, 120), tell_nothing) == []
+    assert stop.stop(slow_look, stop.Manner(signal.SIGTERM, 120), tell_nothing) == []
     assert looks > 2
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.parametrize("to_all", [False, True])
-def test_the_signal_goes_to_the_roots_alone_or_to_all(living: Living, tmp_path: Path, to_all: bool) -> None:
+def test_the_signal_goes_to_all_and_once_to_each(living: Living, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    parent = living.python(ORDERLY, str(notes), str(to_all), start_new_session=True)
+    parent = living.python(ORDERLY, str(notes), start_new_session=True)
     assert until(lambda: notes.exists() and "child is up" in notes.read_text())
-    assert stop.stop(group(parent.pid), stop.Manner(signal.SIGTERM, to_all, 60), tell_nothing) == []
+    assert stop.stop(group(parent.pid), stop.Manner(signal.SIGTERM, 60), tell_nothing) == []
     lines = notes.read_text().splitlines()
     assert lines.count("parent got TERM") == 1
-    assert lines.count("child got TERM") == (1 if to_all else 0)
+    assert lines.count("child got TERM") == 1
 
 
 def test_workers_whose_root_died_get_the_signal_as_well(living: Living) -> None:
     code = "import os, time\nif os.fork(): print('up')\ntime.sleep(600)"
     parent = living.python(code, start_new_session=True)
-    assert until(lambda: len(processes.group_members(parent.pid)) == 2)
-    assert stop.stop(group(parent.pid), stop.Manner(signal.SIGTERM, False, 60), tell_nothing) == []
-    assert processes.group_members(parent.pid) == ()
+    assert until(lambda: len(group_members(parent.pid)) == 2)
+    assert stop.stop(group(parent.pid), stop.Manner(signal.SIGTERM, 60), tell_nothing) == []
+    assert group_members(parent.pid) == ()
 
 
 def test_whom_it_has_claimed_it_ends_whatever_that_process_lets_go_of(living: Living) -> None:
     stubborn = living.python(STUBBORN)
     found = [[process_of(stubborn.pid)]]
     told: list[str] = []
-    assert stop.stop(lambda: found.pop() if found else [], stop.Manner(signal.SIGTERM, True, 0.2), told.append) == []
+    assert stop.stop(lambda: found.pop() if found else [], stop.Manner(signal.SIGTERM, 0.2), told.append) == []
     assert not is_running(stubborn.pid)
 
 
@@ -194,7 +192,7 @@ def test_a_recycled_pid_is_neither_signalled_nor_waited_for(living: Living) -> N
     other_boot = dataclasses.replace(innocent.identity, boot_id="before the reboot")
     for identity in (earlier, other_boot):
         found = dataclasses.replace(innocent, identity=identity)
-        assert stop.stop(lambda found=found: [found], stop.Manner(signal.SIGKILL, True, 30), tell_nothing) == []
+        assert stop.stop(lambda found=found: [found], stop.Manner(signal.SIGKILL, 30), tell_nothing) == []
         stop.send(identity, signal.SIGKILL)
     assert processes.is_alive(innocent.identity)
 
@@ -202,7 +200,7 @@ def test_a_recycled_pid_is_neither_signalled_nor_waited_for(living: Living) -> N
 def test_a_zombie_is_not_waited_for(living: Living) -> None:
     child = living.start(["/bin/true"])
     assert until(lambda: process_of(child.pid).state == "Z")
-    assert stop.stop(lambda: [process_of(child.pid)], stop.Manner(signal.SIGTERM, True, 30), tell_nothing) == []
+    assert stop.stop(lambda: [process_of(child.pid)], stop.Manner(signal.SIGTERM, 30), tell_nothing) == []
 
 
 def test_it_never_ends_itself() -> None:
@@ -219,7 +217,7 @@ above = processes.read_process(os.getpid())
 if os.fork() == 0:
     if os.fork() == 0:
         stop.KILL_SECONDS = 0.2
-        left = stop.stop(lambda: [above], stop.Manner(signal.SIGTERM, True, 0.1), lambda text: None)
+        left = stop.stop(lambda: [above], stop.Manner(signal.SIGTERM, 0.1), lambda text: None)
         print([process.pid for process in left] == [above.pid], flush=True)
         os._exit(0)
     os.wait()
@@ -242,7 +240,7 @@ from lamplighter.node.act import stop
 from lamplighter.node.observe import processes
 stop.KILL_SECONDS = 0.3
 found = [processes.read_process({other.pid})]
-print(stop.describe_survivors(stop.stop(lambda: found, stop.Manner(signal.SIGTERM, True, 0.1), lambda text: None)))
+print(stop.describe_survivors(stop.stop(lambda: found, stop.Manner(signal.SIGTERM, 0.1), lambda text: None)))
 """
     said = living.plain(code, user=NOBODY, group=NOBODY, cwd="/")
     assert said == f"pid {other.pid} (someone's server)"

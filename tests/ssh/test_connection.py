@@ -20,11 +20,11 @@ import pytest
 from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run import hop, ssh, wire
+from lamplighter.run import backend, hop, ssh, wire
 from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
 from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
-from tests.driver import free_port
+from tests.driver import eventually, free_port
 from tests.ssh.sshd import Sshd, make_key, missing, public, sign
 
 Require = Callable[[str, "str | None"], None]
@@ -190,7 +190,8 @@ def test_no_terminal(node: Node) -> None:
     assert node.run("tty", timeout=60).stdout == b"not a tty\n"
 
 
-def test_too_many_sessions(node: Node) -> None:
+def test_too_many_sessions(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hop, "TEARDOWN_SECONDS", 0.0)
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(node.stream("exec cat"))
@@ -234,6 +235,54 @@ def test_a_node_that_runs_no_commands(
             node.run("true", timeout=60)
     finally:
         server.stop()
+
+
+@pytest.fixture
+def narrow(desk: Desk, spec: ConnectionSpec, client_key: Path, tmp_path: Path) -> Iterator[Node]:
+    """A node that takes one session at a time."""
+    server = Sshd(tmp_path / "narrow", client_key, extra="MaxSessions 1")
+    try:
+        desk.known_hosts.write_text(server.known_line())
+        with desk.node(replace(spec, port=server.port)) as node:
+            yield node
+    finally:
+        server.stop()
+
+
+def test_one_session_at_a_time_is_enough(narrow: Node) -> None:
+    for number in range(5):
+        assert narrow.run(f"sleep 0.1 & echo {number}", timeout=60).stdout == f"{number}\n".encode()
+    with narrow.stream("exec cat") as left:  # nobody waits for its end
+        left.write(b"x")
+        assert left.read(60) == b"x"
+    assert narrow.run("echo next", timeout=60).stdout == b"next\n"
+
+
+def test_a_shell_for_checks_gives_its_session_up_to_another_question(narrow: Node) -> None:
+    shell = backend.Shell(narrow)
+    shell.begin()
+    for _ in range(3):
+        assert shell.run("echo checked").stdout == b"checked\n"
+        assert narrow.run("echo asked", timeout=60).stdout == b"asked\n"
+    shell.close()
+
+
+def test_a_check_that_hangs_is_killed_though_it_holds_the_only_session(
+    narrow: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hop, "TEARDOWN_SECONDS", 0.2)
+    shell = backend.Shell(narrow)
+    with pytest.raises(CommandTimedOut):
+        shell.run(f"echo $$ >{tmp_path}/pid; sleep 600", timeout=1.0)
+    assert shell.run("echo still here").stdout == b"still here\n"
+    assert eventually(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists())
+    shell.close()
+
+
+def test_a_session_that_somebody_else_holds_is_told(narrow: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hop, "TEARDOWN_SECONDS", 0.2)
+    with narrow.stream("exec cat"), pytest.raises(hop.SessionRefused, match="refuses another session"):
+        narrow.run("true", timeout=60)
 
 
 # -- host keys

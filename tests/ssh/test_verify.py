@@ -103,3 +103,35 @@ def test_checks_after_a_deploy_and_the_next_server_outlive_a_broken_connection(
     assert {name: part["exit_code"] for name, part in parts.items()} == {"one": Exit.OK, "two": Exit.OK}, told
     (warned,) = [line["message"] for line in lines if line.get("stage") == "verify" and line["event"] == "warning"]
     assert "verifying again over a new connection" in warned
+
+
+@pytest.mark.parametrize(("user", "become"), [("root", False), ("ops", True)])
+def test_one_session_and_one_login_at_a_time_do_for_every_verb(
+    park: NodePark, node: Node, tmp_path: Path, user: str, become: bool
+) -> None:
+    config = node.read("/etc/node/sshd_config").replace("MaxSessions 50", "MaxSessions 1\nPermitTTY no")
+    node.write("/etc/node/sshd_config", config.replace("MaxStartups 100", "MaxStartups 1"), "600")
+    node.stop_sshd()
+    node.start_sshd()
+    if become:
+        node.allow_sudo()
+    driver = driver_for(park, node, tmp_path, user, become=become, root="/var/lib/lamplighter")
+    server = {"engine": "demo", "model": "demo-model", "port": 8000, "gpus": [0, 1], "env": {"LAB_SPEED": "25"}}
+    driver.write(
+        "gpu1",
+        {**node.connection(user), "become": become, "root": "/var/lib/lamplighter", "servers": {"demo": server}},
+    )
+    done = driver.run("deploy", "--json", "--host", "gpu1")
+    assert done.code == Exit.OK, done
+    for verb in ("check", "verify", "status", "env"):
+        done = driver.run(verb, "--json", "--host", "gpu1")
+        assert done.code == Exit.OK, done
+    (tmp_path / "inventory" / "checks" / "test_own.py").write_text("def test_hangs(host):\n    host.run('sleep 600')\n")
+    server["checks"] = {"check_seconds": 5}
+    driver.write(
+        "gpu1",
+        {**node.connection(user), "become": become, "root": "/var/lib/lamplighter", "servers": {"demo": server}},
+    )
+    done = driver.run("verify", "--json", "--host", "gpu1")
+    found = json.loads(done.stdout)["verify"]["hosts"]["gpu1"]["servers"]["demo"]["checks"]
+    assert {check["name"] for check in found if check["outcome"] in ("failed", "error")} == {"hangs"}, done

@@ -27,7 +27,7 @@ launch:
 identity: {source: models, path: /v1/models, field: data.*.id, equals: ['{served_name}']}
 generate: {kind: chat, path: /v1/chat/completions, body: {messages: []}}
 processes: {titles: ['^zebra::'], entry_points: ['zebra']}
-stop: {signal: TERM, grace: 5}
+stop: {signal: TERM}
 benign: [harmless]
 phases:
   - {name: boot, patterns: [starting]}
@@ -216,6 +216,8 @@ MISTAKES = [
     ("extends: zebra\nrank: ['TP(\\d)']\n", "roles/bad/engine.yml:2: rank.0: must have a group (?P<rank>...)"),
     ("extends: zebra\nlaunch:\n  command: ['{pyton}']\n", "roles/bad/engine.yml:3: launch.command.0: {pyton} is not one of"),
     ("extends: zebra\nlaunch:\n  flags: {modl: --x}\n", "roles/bad/engine.yml:3: launch.flags.modl"),
+    ("extends: zebra\nstop: {grace: 5}\n", "roles/bad/engine.yml:2: stop.grace: unknown key"),
+    ("extends: zebra\nstop: {scope: root}\n", "roles/bad/engine.yml:2: stop.scope: unknown key"),
     ("extends: zebra\nstop: {signal: KILL}\n", "roles/bad/engine.yml:2: stop.signal"),
     ("extends: zebra\nbenign: x\n", "roles/bad/engine.yml:2: benign: must be a list"),
     ("extends: zebra\noverwrites: [{name: X, effect: y, versions: old}]\n", "roles/bad/engine.yml:2: overwrites.0.versions"),

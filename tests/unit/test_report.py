@@ -262,18 +262,6 @@ def test_a_run_of_which_nothing_was_heard_is_not_said_to_go_on() -> None:
     assert "goes on on the node" in "\n".join(summary(Report.fold(detached())))
 
 
-def test_refusal_is_a_refusal() -> None:
-    fold = Fold()
-    fold.add_refusal("gpu1", "kimi", "the other half is down", why="gpu2 is unreachable", hint="repair gpu2")
-    part = only(fold.report())
-    assert (part.outcome, part.exit_code, part.evidence, part.hint) == (
-        "refused",
-        3,
-        "gpu2 is unreachable",
-        "repair gpu2",
-    )
-
-
 def test_reading_verbs_and_beats_are_no_runs() -> None:
     others = [{"event": kind, "host": "gpu1", "server": "kimi", "seq": 1} for kind in ("beat", "log", "result", "new")]
     assert Report.fold(others).hosts == {}

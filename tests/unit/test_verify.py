@@ -22,6 +22,8 @@ import yaml
 
 from lamplighter.errors import Unreachable, UsageError
 from lamplighter.node.events import Exit
+from lamplighter.node.observe import causes, xids
+from lamplighter.node.observe.logwatch import Diagnosis
 from lamplighter.run import verify
 from lamplighter.run.checks import ServerUnderCheck, run_checks
 from lamplighter.run.verify import CheckResult, Results, junit_text
@@ -82,6 +84,7 @@ class Node:
 def healthy() -> dict[str, Any]:
     """The recorded facts, and a node that has everything a check can ask about."""
     facts = copy.deepcopy(RECORDED)
+    facts["fatal_xids"] = xids.fatal()
     facts["limits"].update({"locked memory": None, "open files": 1048576})
     facts["driver"]["module"] = "580.159.04"
     facts["unit"] = {
@@ -182,7 +185,7 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("no_remapped_rows", "blocker", gpu("remapped_rows.pending", "Yes"), {}, "GPU 1: row remapping pending"),
     ("no_remapped_rows", "blocker", gpu("remapped_rows.failure", "Yes", 0), {}, "GPU 0: row remapping failed"),
     ("no_uncorrected_memory_errors", "blocker", gpu("ecc.errors.uncorrected.volatile.total", "3"), {}, "GPU 1: 3 uncorrected"),
-    ("no_xid", "blocker", None, {"NVRM": Done(stdout=XID_OF_APPLICATION + XID)}, "1 messages, the last: 2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid"),
+    ("no_xid", "blocker", None, {"NVRM": Done(stdout=XID_OF_APPLICATION + XID)}, "1 in all, the last (the GPU has fallen off the bus): 2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid"),
     ("nvidia_smi_is_quick", "blocker", put("smi > seconds", 7.5), {}, "two calls took 7.5 s"),
     ("no_process_is_stuck", "blocker", put("stuck", [{"pid": 9, "comm": "nvidia-smi", "title": "nvidia-smi", "wchan": "os_acquire_mutex"}]), {}, "pid 9 (nvidia-smi) in os_acquire_mutex"),
     ("persistence_mode_is_on", "warning", gpu("persistence_mode", "Disabled"), {}, "GPU 1: persistence mode Disabled"),
@@ -239,6 +242,17 @@ def test_a_shipped_check_fails_for_its_own_reason(
     assert result.outcome == ("failed" if level == "blocker" else "warning"), result
     assert result.level == level
     assert words in result.evidence
+
+
+def test_a_failed_start_and_the_check_agree_on_which_gpu_errors_are_fatal() -> None:
+    crashed = Diagnosis(None, None, "failed", "weights", "crashed")
+    failed = causes.Failed(8000, 0.0, None, (), (), {}, "/")
+    for code, is_fatal in ((31, False), (63, False), (48, True), (140, True)):  # two were in one list alone
+        line = f"[ 1.000000] NVRM: Xid (PCI:0000:18:00): {code}, pid=1, told"
+        found = causes.explain(crashed, failed, {}, causes.read_kernel_notes(line))
+        assert (found.diagnosis.cause == "gpu_hardware") == is_fatal
+        outcome = check("no_xid", answers={"NVRM": Done(stdout=line + "\n")})["no_xid"].outcome
+        assert outcome == ("failed" if is_fatal else "passed")
 
 
 def test_every_shipped_check_has_its_failure() -> None:

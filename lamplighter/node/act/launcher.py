@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from typing import Any, Callable, Mapping, Optional
 
 from lamplighter.node.act import detached, files, systemd
@@ -48,6 +49,7 @@ __all__ = [
     "members",
     "members_of",
     "note_ready",
+    "note_stopped",
     "present",
     "read_exit",
     "read_launched",
@@ -55,9 +57,13 @@ __all__ = [
     "recorded_in_unit",
     "returns_at_boot",
     "stop_unit",
+    "stopped_by",
 ]
 
 SYSTEMD, DETACHED = "systemd", "detached"
+
+#: Seconds by which the word on how a server ended may follow the end itself.
+EXIT_LAG = 10.0
 
 #: Fields that every ``server.json`` has.
 RECORD: dict[str, type] = {**IDENTITY, "host": str, "port": int, "release": str, "run": str, "attempt": str, "log": str}
@@ -231,6 +237,25 @@ def _as_record(home: ServerHome, launch: LaunchFiles, is_lasting: bool) -> Optio
 def note_ready(home: ServerHome, record: Mapping[str, Any], since: Optional[float]) -> None:
     """Write ``server.json``: the server that was launched last, as ``record`` has it, has answered. Raises OSError."""
     files.write_json(home.record, {**record, "ready": True, "since": since})
+
+
+def note_stopped(home: ServerHome, by: Mapping[str, Any]) -> None:
+    """Write into ``server.json`` that a run has ended what it speaks of: ``by`` is {run, verb, by}. Raises OSError."""
+    record = read_json(home.record, **RECORD)
+    if record is not None:
+        files.write_json(home.record, {**record, "stopped": {**by, "t": time.time()}})
+
+
+def stopped_by(record: Mapping[str, Any], launch: LaunchFiles) -> Optional[Mapping[str, Any]]:
+    """Return the run that ended the server, as `note_stopped` has it; None where it went another way, or ran again."""
+    found = record.get("stopped")
+    if not isinstance(found, dict) or not isinstance(found.get("t"), (int, float)):
+        return None
+    try:
+        ended = os.stat(launch.exit).st_mtime
+    except OSError:
+        return found
+    return found if ended < found["t"] + EXIT_LAG else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,14 +25,9 @@ LOOK_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Manner:
-    """How a kind of server wants to be ended: the first signal, to whom, and seconds until KILL.
-
-    ``to_all`` false sends it to the roots alone (those whose parent is not among them), for servers that end their own
-    workers in order.
-    """
+    """How a kind of server wants to be ended: the first signal, to all of its processes, and seconds until KILL."""
 
     signal: int
-    to_all: bool
     grace: float
 
 
@@ -73,9 +68,8 @@ def stop(find: Callable[[], Iterable[Process]], manner: Manner, tell: Callable[[
         living = ending.living()
         if not living:
             return []
-        pids = {process.pid for process in living}
         for process in living:
-            if process.identity not in signalled and (manner.to_all or process.ppid not in pids):
+            if process.identity not in signalled:
                 signalled.add(process.identity)
                 send(process.identity, manner.signal)
         time.sleep(POLL_SECONDS)

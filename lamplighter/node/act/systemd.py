@@ -25,7 +25,7 @@ import time
 from typing import Any, Callable, Mapping, Optional
 
 from lamplighter.node.act import files
-from lamplighter.node.act.launched import ExitStatus, Launched, LaunchFailed, Order, bare_environment, unit_in
+from lamplighter.node.act.launched import Launched, LaunchFailed, Order, bare_environment, unit_in
 from lamplighter.node.layout import LaunchFiles, ServerHome, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Unit
@@ -577,12 +577,3 @@ def clear(home: ServerHome) -> None:
         _drop_runtime(manager, unit)
         manager.call("daemon-reload")
         manager.call("reset-failed", unit.name)
-
-
-def last_ending(unit: Unit) -> Optional[ExitStatus]:
-    """Return how the main process of a unit ended, as far as systemd remembers; it forgets exit status 0."""
-    shown = Manager(unit.manager_uid).show(unit.name, "ExecMainCode", "ExecMainStatus")
-    code, status = shown.get("ExecMainCode"), shown.get("ExecMainStatus", "")
-    if not status.isdigit() or code not in ("1", "2", "3"):  # CLD_EXITED, CLD_KILLED, CLD_DUMPED
-        return None
-    return ExitStatus(int(status), None) if code == "1" else ExitStatus(None, int(status))

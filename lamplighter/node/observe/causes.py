@@ -16,15 +16,13 @@ import shutil
 import subprocess
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.observe import gpus, ports, processes, xids
 from lamplighter.node.observe.logwatch import Diagnosis
 
 KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20
 MOST_NOTES = 6
 
-#: Xids that accuse the GPU, its link or its memory; the others are mostly the fault of a program.
-HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143, 145, 149, 154, 155, 156))
 #: Causes that a GPU fault or a killed process explains better.
 EXPLAINED_BY_XID = frozenset(
     ("crashed", "worker_died", "stalled", "nccl_error", "collective_timeout", "watchdog_timeout")
@@ -141,10 +139,10 @@ def explain(
     notes: List[str] = []
     cause, evidence, hint = found.cause, found.evidence, found.hint
     looks = engine.get("processes") or {}
-    xids = [note for note in kernel or () if note.kind == "xid"]
-    broken = [note for note in xids if note.code in HARDWARE_XIDS]
+    of_gpus = [note for note in kernel or () if note.kind == "xid"]
+    broken = [note for note in of_gpus if xids.is_fatal(note.code)]
     killed = [note for note in kernel or () if note.kind == "oom" and note.pid in failed.pids]
-    notes += [f"kernel: {note.text}" for note in [*killed, *xids][:MOST_NOTES]]
+    notes += [f"kernel: {note.text}" for note in [*killed, *of_gpus][:MOST_NOTES]]
     if broken and cause in EXPLAINED_BY_XID:
         cause, evidence = "gpu_hardware", broken[0].text
         hint = "drain the node and reset or replace the GPU; leave it out of servers.{server}.gpus until then"

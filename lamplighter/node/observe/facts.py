@@ -15,7 +15,7 @@ import re
 import time
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from lamplighter.node.observe import gpus, holders, ports, processes
+from lamplighter.node.observe import gpus, holders, ports, processes, xids
 from lamplighter.node.observe.processes import Process
 
 #: What is asked of every GPU beyond what a verdict needs; a driver that does not know one leaves it out.
@@ -76,6 +76,7 @@ def node_facts(wanted: Union[str, Sequence[Union[int, str]]], paths: Iterable[st
         "space": {path: space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
         "stuck": stuck(table),
         "iommu": {"groups": _count("/sys/kernel/iommu_groups"), "cmdline": (_text("/proc/cmdline") or "").strip()},
+        "fatal_xids": xids.fatal(),
         "nccl_files": {path: _text(os.path.expanduser(path)) for path in NCCL_FILES},
     }
 

@@ -328,15 +328,6 @@ class LogWatch:
         """The next step for one of ``warnings``, in which ``{server}`` stands for the server's name."""
         return self._rules.warning_hints.get(warning, "")
 
-    @property
-    def buffered(self) -> int:
-        """Bytes and characters held now: bounded, however long the log."""
-        texts = sum(map(len, self._tail)) + sum(block.size for block in self._blocks.values())
-        kept = [self._before, self._after, *(self._earlier or {}).values()]
-        found = sum(each.size for each in kept if isinstance(each, Findings))
-        shapes = sum(map(len, self._dull))
-        return len(self._partial) + texts + found + shapes + (self._block.size if self._block else 0)
-
     def _take(self, data: bytes) -> None:
         buffer = self._partial
         buffer += data

@@ -229,19 +229,6 @@ def is_pid_alive(pid: int) -> bool:
     return tgid in (pid, None) and not _is_dead(pid, stat)
 
 
-def group_members(pgid: int, table: Optional[Mapping[int, Process]] = None) -> Tuple[Process, ...]:
-    """List the living members of process group ``pgid``, by pid; ``table`` saves another look.
-
-    facts: start_new_session keeps the group across reparenting, so it finds workers whose parent is 1 by now.
-    """
-    return _living(process for process in _or_look(table).values() if process.pgid == pgid)
-
-
-def session_members(sid: int, table: Optional[Mapping[int, Process]] = None) -> Tuple[Process, ...]:
-    """List the living members of session ``sid``, by pid."""
-    return _living(process for process in _or_look(table).values() if process.sid == sid)
-
-
 def session_pids(sid: int) -> Tuple[int, ...]:
     """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
     found = ((pid, _stat(pid)) for pid in pids())
@@ -802,14 +789,12 @@ __all__ = [
     "explain_stuck",
     "files_in_use",
     "find_by_argument",
-    "group_members",
     "is_alive",
     "is_pid_alive",
     "open_files",
     "pids",
     "processes",
     "read_process",
-    "session_members",
     "session_pids",
     "unit_in",
     "unit_of",

@@ -144,8 +144,6 @@ def use(run: Run, release: ReleaseDirectory) -> None:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
     run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
     run.uuids = lock_resources(run, run.plan)
-    if record.get("adopted"):
-        run.request = {**run.request, "api_key": record["adopted"].get("api_key")}
 
 
 def commit(run: Run) -> Optional[str]:

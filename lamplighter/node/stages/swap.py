@@ -43,16 +43,13 @@ def stop_old(run: Run) -> Optional[str]:
     if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
     look = run.engine.get("stop") or {}
+    was_up = _is_recorded_up(run)
     had = leftovers.observe({claim.process.pid for claim in stopping})
     run.touched = True
     if run.launched is None:
         run.stopped_ours = any(claim.kind == ownership.OURS for claim in stopping)
     grace = _stop_supervisors(run, claimed)
-    manner = stop.Manner(
-        signal=getattr(signal, "SIG" + look.get("signal", "TERM")),
-        to_all=look.get("scope", "group") == "group",
-        grace=grace,
-    )
+    manner = stop.Manner(getattr(signal, "SIG" + look.get("signal", "TERM")), grace)
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
     )
@@ -65,10 +62,28 @@ def stop_old(run: Run) -> Optional[str]:
             hint="a process that KILL does not end is held by the kernel: look at dmesg, then reboot the node",
         )
     gone_at = time.time()
+    if was_up:
+        _note_stopped(run)
     launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
     _tell_newcomers(run, claimed, began)
     _clear_leftovers(run, had, gone_at)
     return None
+
+
+def _is_recorded_up(run: Run) -> bool:
+    """Tell whether what ``server.json`` speaks of runs, or is about to be started again."""
+    record = launcher.read_record(run.home)
+    now = launcher.present(record) if record is not None else launcher.Present(None)
+    return now.main is not None or now.is_restarting
+
+
+def _note_stopped(run: Run) -> None:
+    """Leave word for `status` that it was us: what ended by our signal looks like one that was killed."""
+    by = {"run": run.directory.run_id, "verb": run.request["verb"], "by": run.request["by"]}
+    try:
+        launcher.note_stopped(run.home, by)
+    except OSError as error:  # it is stopped, which is more than a record of it
+        run.warn(f"`status` will not know who stopped the server: {error}", "fix the file system")
 
 
 def _clear_leftovers(run: Run, had: leftovers.Holdings, gone_at: float) -> None:

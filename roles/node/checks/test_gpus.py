@@ -8,8 +8,6 @@ import pytest
 
 from lamplighter.run.checks import ask_tool
 
-#: Kernel messages after which a GPU must not be trusted. facts: 13, 31, 43 and 45 come from applications.
-BAD_XIDS = frozenset((48, 64, 74, 79, 92, 94, 95, 119, 120))
 #: Prints the kernel's messages about GPU errors; 3: there is no message at all, so that nothing can be told.
 KERNEL_LOG = (
     'l=$(journalctl -k -b -q --no-pager -o short-iso 2>/dev/null); [ -n "$l" ] || l=$(dmesg 2>/dev/null); '
@@ -142,17 +140,16 @@ def test_no_uncorrected_memory_errors(ours, evidence):
     evidence(f"{len(ours)} GPUs: 0")
 
 
-def test_no_xid(host, server, evidence):
+def test_no_xid(host, server, facts, evidence):
     """Has the kernel told of no fatal GPU error since boot?"""
     if not server.gpus:
         pytest.skip("the server uses no GPU")
     done = host.run(KERNEL_LOG)
     if done.rc == 3:
         pytest.skip("the kernel's log is empty, or this user may not read it")
-    log = done.stdout
-    lines = [line for line in log.splitlines() if (xid := re.search(r"NVRM: Xid \(.*?\): (\d+)", line)) and
-             int(xid.group(1)) in BAD_XIDS]  # fmt: skip
-    assert not lines, f"{len(lines)} messages, the last: {lines[-1].strip()}"
+    told = [(re.search(r"NVRM: Xid \(.*?\): (\d+)", line), line.strip()) for line in done.stdout.splitlines()]
+    fatal = [(facts["fatal_xids"][xid[1]], line) for xid, line in told if xid and xid[1] in facts["fatal_xids"]]
+    assert not fatal, f"{len(fatal)} in all, the last ({fatal[-1][0]}): {fatal[-1][1]}"
     evidence("none")
 
 
