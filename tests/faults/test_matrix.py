@@ -274,14 +274,6 @@ def upgrade_python(ground: Ground, process: Any) -> None:
     ground.node.sh("python=$(readlink -f /usr/bin/python3) && cp -a $python $python.new && mv -f $python.new $python")
 
 
-def lose_journal(ground: Ground, process: Any) -> None:
-    ground.node.sh(f"rm {HOME}/runs/$(ls {HOME}/runs | tail -1)/events.jsonl")
-
-
-def forget_runs_without_journal(ground: Ground) -> None:
-    ground.node.sh(f'for run in {HOME}/runs/*; do [ -e "$run/events.jsonl" ] || rm -r "$run"; done')
-
-
 def flood_log(ground: Ground, process: Any) -> None:
     """A gigabyte at once, which takes no room."""
     ground.node.sh(f"truncate -s +1G {HOME}/runs/$(ls {HOME}/runs | tail -1)/server.log")
@@ -369,13 +361,9 @@ FAULTS = (
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("new server killed", kill_server, always(BACK), LATE, LATE),
     Fault("old server frozen", freeze_server, always(FINE), ("preflight", "prove", "stop"), BEFORE),
-    Fault("nvidia-smi takes 3 s", smi(slow=3), always(FINE), ("preflight", "free", "ready"),
-          new={"timeouts": {"free": 60}}, mend=normal_smi),
     Fault("port taken in another network", take_port_elsewhere, always(FINE), ("preflight", "free", "ready"),
           mend=leave_port_elsewhere),
     Fault("Python upgraded", upgrade_python, always(FINE), ("prove", "free", "commit")),
-    Fault("journal removed", lose_journal, always(({Exit.INTERNAL}, {"new"})), ("prove", "free", "commit"),
-          mend=forget_runs_without_journal),
     Fault("log of 1 GB", flood_log, always(FINE), LATE, LATE),
     Fault("concurrent deploy", deploy_again, always(FINE), ("preflight", "free", "confirm"), STAGES[1:]),
     Fault("cancelled from elsewhere", cancel, CANCELLED, ("prove", "free", "ready")),
