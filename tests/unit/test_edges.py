@@ -229,6 +229,8 @@ def inv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (("lab.down", "--name", "../x"), "'../x' is no name for a lab node"),
         (("lab.up", "--name", "a\nb"), "'a\\nb' is no name for a lab node"),
         (("lab.down", "--name", "\x1b[2J"), "'\\x1b[2J' is no name for a lab node"),
+        (("status", "--host", "gpu1", "--watch", "999999999w"), "is more than thirty years"),
+        (("dev.test", "--args", "-k 'x"), "No closing quotation"),
         (("diagnose", "--log", "/dev/zero"), "--log /dev/zero: is a device"),
         (("diagnose", "--log", "{text}", "--engine", "a" * 300), "no engine 'aaa"),
         (("diagnose", "--log", "{text}", "--engine", "../sglang"), "no engine '../sglang'"),
