@@ -118,7 +118,7 @@ def test_what_is_no_file_is_not_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=re.escape(str(path))):
         remember(path, "gpu1", "ssh-ed25519", b"key")
     if name != "huge":  # a log may be
-        with pytest.raises(UsageError, match=f"--log {path}: is a"):
+        with pytest.raises(UsageError, match=f"--log {path}: [Ii]s a"):
             diagnose_file(str(path))
 
 
