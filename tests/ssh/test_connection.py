@@ -581,6 +581,29 @@ def test_a_key_file_that_is_a_directory_is_named(desk: Desk, sshd: Sshd, spec: C
         desk.node(replace(spec, key_file=str(desk.user_ssh))).open()
 
 
+@pytest.mark.parametrize("kind", ["device", "FIFO", "MiB"])
+@pytest.mark.parametrize("where", ["", ".pub", "-cert.pub"])
+def test_a_key_file_without_an_end_is_named(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, client_key: Path, tmp_path: Path, kind: str, where: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    key, odd = tmp_path / "key", tmp_path / f"key{where}"
+    if where:
+        shutil.copy(client_key, key)
+    if kind == "device":
+        odd.symlink_to("/dev/zero")
+    elif kind == "FIFO":
+        os.mkfifo(odd)
+    else:
+        odd.touch()
+        os.truncate(odd, 1 << 30)
+    if where == ".pub":  # the private one is enough
+        desk.node(replace(spec, key_file=str(key))).open()
+        return
+    with pytest.raises(LoginFailed, match=f"{odd}.*{kind}"):
+        desk.node(replace(spec, key_file=str(key))).open()
+
+
 @pytest.fixture
 def wary(client_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Sshd]]:
     """Starts a node that is not content with one key: these are its AuthenticationMethods."""
