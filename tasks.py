@@ -339,7 +339,15 @@ def test(c: Context, args: str = "") -> None:
     """Run the tests; levels that cannot run here are skipped with the reason."""
     import shlex
 
-    _tool("tests.run", *shlex.split(args))
+    from lamplighter.errors import UsageError
+    from lamplighter.run import command
+
+    with command.guarded(command.settings_from(c)):
+        try:
+            words = shlex.split(args)
+        except ValueError as error:
+            raise UsageError(f"--args {args}: {error}", next_step="close each quote") from error
+    _tool("tests.run", *words)
 
 
 @task(auto_shortflags=False)

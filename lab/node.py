@@ -57,7 +57,7 @@ WATCH_SECONDS = 0.1
 
 
 #: A directory of that name is made; and people read it.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
 
 
 class LabFailed(LamplighterError):

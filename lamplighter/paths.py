@@ -28,12 +28,12 @@ def refuse_other_than_file(path: Path) -> os.stat_result:
     A FIFO would be waited for without end, and a device has none. /dev/null may stand for an empty file.
     """
     found = path.stat()
-    kinds = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
-    kind = next((word for is_kind, word in kinds.items() if is_kind(found.st_mode)), "a device")
-    if not stat.S_ISREG(found.st_mode) and not is_null(found):
-        number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
-        raise OSError(number, f"is {kind}, and no file", str(path))
-    return found
+    if stat.S_ISREG(found.st_mode) or is_null(found):
+        return found
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = "FIFO" if stat.S_ISFIFO(found.st_mode) else "socket" if stat.S_ISSOCK(found.st_mode) else "device"
+    raise OSError(errno.EINVAL, f"is a {kind}, and no file", str(path))
 
 
 def is_null(found: os.stat_result) -> bool:

@@ -36,6 +36,7 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+LONGEST_SECONDS = 1e9
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -104,7 +105,10 @@ def seconds_in(text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
     if found is None:
         raise UsageError(f"{text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
-    return float(found.group(1)) * _UNITS[found.group(2)]
+    seconds = float(found.group(1)) * _UNITS[found.group(2)]
+    if seconds > LONGEST_SECONDS:  # no clock here, nor a node's, can wait for that
+        raise UsageError(f"{text!r} is more than thirty years", next_step="write 7d, 12h, 30m, 90s or seconds")
+    return seconds
 
 
 def whole_number(text: str, flag: str) -> int:

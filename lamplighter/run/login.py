@@ -159,7 +159,7 @@ class Login:
             if str(file) == str(at_home(self._explicit or "")):
                 self._unusable.append(f"{file} does not exist")
         except OSError as error:
-            self._unusable.append(f"{file}: {error.strerror or error}")
+            self._unusable.append(f"{error.filename or file}: {error.strerror or error}")
         except Exception as error:  # a broken key makes three libraries raise what they like
             self._unusable.append(f"{file} is not a usable private key ({error or type(error).__name__})")
         else:

@@ -255,8 +255,8 @@ def _no_marker(node: Node, python: str, channel: Channel, noise: bytearray, sent
         return NodeRefused(
             f"{node.name}: the login ended before our program began (exit status {channel.exit_status})",
             why=why or "the login shell ended without a word",
-            next_step=f"see whether `{node.ssh_line} {python} -V` works: the shell in /etc/passwd, its rc files or "
-            "that Python end it",
+            next_step=f"see whether `{node.ssh_line} {python} -V` works: the shell in /etc/passwd, its rc files, "
+            "a ForceCommand in sshd_config or that Python end it",
         )
     return NodeRefused(
         f"{node.name}: python3 could not be started (exit status {channel.exit_status})",

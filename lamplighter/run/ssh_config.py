@@ -8,7 +8,6 @@ are not checked. Touches nothing but `Match exec`, which runs its command.
 from __future__ import annotations
 
 import contextlib
-import errno
 import getpass
 import glob
 import hashlib
@@ -137,7 +136,7 @@ def read_lines(path: Path, directory: Path, depth: int = 0) -> tuple[Line, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        if depth and error.errno == errno.EISDIR:  # `Include conf.d/*`
+        if depth and isinstance(error, IsADirectoryError):  # `Include conf.d/*`
             return ()
         why = error.strerror or str(error)
         raise UsageError("cannot read the SSH client configuration", why=why, origin=path) from error

@@ -21,6 +21,7 @@ import paramiko
 import pytest
 
 from lab import control, ledger, node
+from lamplighter.errors import UsageError
 
 NAME = "gpu 1"
 #: Only a hang takes that long.
@@ -330,7 +331,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert str(root / "ssh" / "server.log") in failed.value.next_step
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n", "-x", "\x1b[2J", "x" * 41])
 def test_a_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is no name for a lab node"):
         node.ensure_up(name, tmp_path)

@@ -17,12 +17,13 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from lamplighter.errors import ContactLost, LoginFailed, NodeRefused, Unreachable, UsageError
+from lamplighter.errors import ContactLost, LamplighterError, LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.run import backend, hop, ssh, wire
 from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
 from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
+from lamplighter.run.session import converse
 from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
 from tests.driver import eventually, free_port
 from tests.ssh.sshd import Sshd, make_key, missing, public, sign
@@ -283,6 +284,29 @@ def test_a_session_that_somebody_else_holds_is_told(narrow: Node, monkeypatch: p
     monkeypatch.setattr(hop, "TEARDOWN_SECONDS", 0.2)
     with narrow.stream("exec cat"), pytest.raises(hop.SessionRefused, match="refuses another session"):
         narrow.run("true", timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("ForceCommand echo no", "the login shell printed: no"),
+        ("ForceCommand internal-sftp", "ended before our program began"),
+        ("ForceCommand /bin/false", "ForceCommand in sshd_config"),
+        ("MaxSessions 0", "refuses another session"),
+    ],
+)
+def test_a_node_that_runs_another_command_is_refused_in_words(
+    desk: Desk, spec: ConnectionSpec, client_key: Path, tmp_path: Path, setting: str, said: str
+) -> None:
+    server = Sshd(tmp_path / "forced", client_key, extra=f"PermitTTY no\n{setting}")
+    try:
+        desk.known_hosts.write_text(server.known_line())
+        with desk.node(replace(spec, port=server.port)) as node, pytest.raises(LamplighterError) as caught:
+            converse(node, "python3", {"verb": "status", "servers": []}, lambda event: None)
+    finally:
+        server.stop()
+    assert said in str(caught.value)
+    assert caught.value.exit_code in (Exit.REFUSED, Exit.UNREACHABLE)
 
 
 # -- host keys
@@ -555,6 +579,29 @@ def test_a_key_file_that_is_a_directory_is_named(desk: Desk, sshd: Sshd, spec: C
 
     with pytest.raises(LoginFailed, match=r"Is a directory"):
         desk.node(replace(spec, key_file=str(desk.user_ssh))).open()
+
+
+@pytest.mark.parametrize("kind", ["device", "FIFO", "MiB"])
+@pytest.mark.parametrize("where", ["", ".pub", "-cert.pub"])
+def test_a_key_file_without_an_end_is_named(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, client_key: Path, tmp_path: Path, kind: str, where: str
+) -> None:
+    desk.known_hosts.write_text(sshd.known_line())
+    key, odd = tmp_path / "key", tmp_path / f"key{where}"
+    if where:
+        shutil.copy(client_key, key)
+    if kind == "device":
+        odd.symlink_to("/dev/zero")
+    elif kind == "FIFO":
+        os.mkfifo(odd)
+    else:
+        odd.touch()
+        os.truncate(odd, 1 << 30)
+    if where == ".pub":  # the private one is enough
+        desk.node(replace(spec, key_file=str(key))).open()
+        return
+    with pytest.raises(LoginFailed, match=f"{odd}.*{kind}"):
+        desk.node(replace(spec, key_file=str(key))).open()
 
 
 @pytest.fixture

@@ -105,33 +105,23 @@ def test_checks_after_a_deploy_and_the_next_server_outlive_a_broken_connection(
     assert "verifying again over a new connection" in warned
 
 
-@pytest.mark.parametrize(("user", "become"), [("root", False), ("ops", True)])
-def test_one_session_and_one_login_at_a_time_do_for_every_verb(
-    park: NodePark, node: Node, tmp_path: Path, user: str, become: bool
-) -> None:
+def test_one_session_and_one_login_at_a_time_do_for_every_verb(park: NodePark, node: Node, tmp_path: Path) -> None:
     config = node.read("/etc/node/sshd_config").replace("MaxSessions 50", "MaxSessions 1\nPermitTTY no")
     node.write("/etc/node/sshd_config", config.replace("MaxStartups 100", "MaxStartups 1"), "600")
     node.stop_sshd()
     node.start_sshd()
-    if become:
-        node.allow_sudo()
-    driver = driver_for(park, node, tmp_path, user, become=become, root="/var/lib/lamplighter")
-    server = {"engine": "demo", "model": "demo-model", "port": 8000, "gpus": [0, 1], "env": {"LAB_SPEED": "25"}}
-    driver.write(
-        "gpu1",
-        {**node.connection(user), "become": become, "root": "/var/lib/lamplighter", "servers": {"demo": server}},
-    )
-    done = driver.run("deploy", "--json", "--host", "gpu1")
-    assert done.code == Exit.OK, done
-    for verb in ("check", "verify", "status", "env"):
+    node.allow_sudo()
+    server: dict[str, Any] = {"engine": "demo", "model": "demo-model", "port": 8000, "env": {"LAB_SPEED": "25"}}
+    host = {"become": True, "root": "/var/lib/lamplighter", "servers": {"demo": server}}
+    driver = driver_for(park, node, tmp_path, "ops", **host)
+    for verb in ("deploy", "check", "verify", "status", "env"):
         done = driver.run(verb, "--json", "--host", "gpu1")
         assert done.code == Exit.OK, done
-    (tmp_path / "inventory" / "checks" / "test_own.py").write_text("def test_hangs(host):\n    host.run('sleep 600')\n")
-    server["checks"] = {"check_seconds": 5}
-    driver.write(
-        "gpu1",
-        {**node.connection(user), "become": become, "root": "/var/lib/lamplighter", "servers": {"demo": server}},
-    )
+    (driver.inventory / "checks" / "test_own.py").write_text("def test_hangs(host):\n    host.run('sleep 600')\n")
+    driver.write("gpu1", {**node.connection("ops"), **host, "servers": {"demo": {**server, "checks": QUICK}}})
     done = driver.run("verify", "--json", "--host", "gpu1")
     found = json.loads(done.stdout)["verify"]["hosts"]["gpu1"]["servers"]["demo"]["checks"]
     assert {check["name"] for check in found if check["outcome"] in ("failed", "error")} == {"hangs"}, done
+
+
+QUICK = {"check_seconds": 5}

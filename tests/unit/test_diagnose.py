@@ -124,7 +124,7 @@ def test_what_is_no_log_is_refused_in_words(content: bytes, said: str, tmp_path:
 
 
 def test_a_directory_and_an_unknown_engine_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a directory"):
+    with pytest.raises(UsageError, match="Is a directory"):
         diagnose_file(str(tmp_path))
     with pytest.raises(InventoryError, match="did you mean sglang"):
         diagnose_file(str(tmp_path), "sglan")
