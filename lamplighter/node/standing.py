@@ -11,13 +11,13 @@ import dataclasses
 import hashlib
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import drift, facts, gpus, http, ports, processes
+from lamplighter.node.observe import commandline, drift, facts, gpus, http, ports, processes
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
@@ -57,7 +57,7 @@ def write_down(run: Run) -> None:
             run.home.deployed,
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
-                "argv": list(process.argv) if process else None,
+                "argv": _without_secrets(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine),
                 "driver": _driver(),
                 "drop_ins": _drop_ins(run.home),
@@ -66,6 +66,11 @@ def write_down(run: Run) -> None:
         )
     except Exception as error:
         run.warn(f"drift will not be told: {type(error).__name__}: {error}", "deploy again once that is mended")
+
+
+def _without_secrets(argv: Sequence[str]) -> List[str]:
+    """Return a command line for records and people: a secret that was in it rests in a release's ``env`` alone."""
+    return list(commandline.without_secrets(argv, lambda _: drift.HIDDEN))
 
 
 def _installed_engine(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
@@ -247,7 +252,7 @@ def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: 
     if not process.argv:
         unknown.append(f"argv of pid {main.pid}: it shows none")
         return []
-    return drift.of_words(drift.ARGV, "argv", deployed["argv"], process.argv)
+    return drift.of_words(drift.ARGV, "argv", _without_secrets(deployed["argv"]), _without_secrets(process.argv))
 
 
 def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
@@ -258,7 +263,14 @@ def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> Lis
             name = f"process on port {record['port']}"
             other = Difference(drift.PROCESS, name, f"pid {record['pid']}", f"pid {pid} ({process.title})")
             known = deployed.get("argv")
-            return [other, *(drift.of_words(drift.ARGV, "argv", known, process.argv) if known else ())]
+            return [
+                other,
+                *(
+                    drift.of_words(drift.ARGV, "argv", _without_secrets(known), _without_secrets(process.argv))
+                    if known
+                    else ()
+                ),
+            ]
     return []
 
 

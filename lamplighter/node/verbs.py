@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
+from lamplighter.node import deploy, events, hindsight, journal, preflight, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
@@ -455,7 +455,7 @@ def _verdict_on(home: ServerHome, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any]) -> list[str]:
-    known = probe.read_environment(release) if release is not None else {}
+    known = release.read_environment() if release is not None else {}
     return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
 
 
