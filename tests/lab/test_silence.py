@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from tests.driver import ask, eventually
+from tests.driver import ask
 from tests.lab.conftest import Box
 
 
@@ -43,11 +43,9 @@ def test_a_stopped_scheduler_is_named_by_status_and_makes_a_deploy_that_asks_red
     worker = next(each for each in ask(box.port, "/lab/environ")[1]["processes"] if each["role"].endswith("_TP1"))
     os.kill(worker["pid"], signal.SIGSTOP)
     named = f"sglang::scheduler_TP1 (pid {worker['pid']}, rank 1) is stopped by a signal"
-    eventually(lambda: named in status(box)["message"])
-    assert status(box)["state"] == "unknown"
-    done = box.run("verify", "-k", "workers_are_alive")
-    assert done.code == Exit.DEGRADED
-    assert "rank 1) is stopped" in done.stdout
+    found = status(box)
+    assert found["state"] == "unknown"
+    assert named in found["message"]
     done = box.deploy("--if-changed")
     assert done.server("box", "demo")["outcome"] == "deployed", done
     assert any(named in str(event.get("message")) for event in done.events)
