@@ -19,6 +19,12 @@ LIST is ``KIND[:PHASE][@RANK]``, separated by commas; PHASE is one of PHASES, RA
     port-in-use     the port counts as taken (a really taken one does the same)
     bind-early      has the port bound from its first moment on, and listens when all is loaded, as vLLM does
     mute            listens, answers /v1/models, never generates, never gets ready
+    silent          answers the first question of a client, and no other; its health says 503 after a while
+    wedge           the same, but its health goes on saying 200
+    forbid          answers every question with 403
+    reject          answers every question with 400
+    bind-v6         listens on ::1 alone, whatever address it was given
+    fork            starts the server in the background, and ends with 0
     wrong-model     serves under another name than asked
     ignore-term     launcher and workers ignore SIGTERM
     slow-release:S  the GPU memory takes S seconds to come back after death
@@ -50,6 +56,12 @@ KINDS = {
     "port-in-use": "http",
     "bind-early": "boot",
     "mute": "warmup",
+    "silent": "ready",
+    "wedge": "ready",
+    "forbid": "http",
+    "reject": "http",
+    "bind-v6": "http",
+    "fork": "boot",
     "wrong-model": "http",
     "ignore-term": "boot",
     "slow-release": "",

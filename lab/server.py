@@ -55,6 +55,8 @@ WORDS = ("lamp", "light", "street", "evening", "glass", "flame", "ladder", "wick
 def main(words: Sequence[str]) -> int:
     """Run the server until a signal or an injected failure ends it. Returns the exit status."""
     arguments = parse(words, os.environ)
+    if arguments.fault("fork") and os.fork():
+        return 0
     if arguments.fault("ignore-term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # workers inherit that
     with socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET) as early:
@@ -251,6 +253,8 @@ class Front:
         self.has_tried_to_bind = threading.Event()
         self.is_ready = False
         self.is_draining = False
+        #: A client has had its answer; what is injected then begins.
+        self.has_answered = False
         self.running: dict[str, Running] = {}
         self.answers: dict[str, queue.SimpleQueue[bool]] = {}
         self._lock = threading.Lock()  # of the pipe to the scheduler, and of _handles_term
@@ -286,7 +290,8 @@ class Front:
     def bind(self) -> Server | None:
         if not self.arguments.fault("port-in-use"):
             try:
-                return Server((self.arguments.host, self.arguments.port), self)
+                host = "::1" if self.arguments.fault("bind-v6") else self.arguments.host
+                return Server((host, self.arguments.port), self)
             except OSError:
                 pass
         say(
@@ -362,6 +367,7 @@ class Front:
         elif not self.arguments.skip_server_warmup:
             time.sleep(WARMUP_SECONDS / self.arguments.speed)
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.arguments.host, self.arguments.host)
+            host = "::1" if self.arguments.fault("bind-v6") else host
             key = {"Authorization": f"Bearer {self.arguments.api_key}"} if self.arguments.api_key else {}
             prompt = {"text": "The capital city of France is", "sampling_params": {"max_new_tokens": 8}}
             try:
@@ -433,6 +439,11 @@ class Front:
         """One token, in at least a second and at most twenty."""
         speed = self.arguments.speed
         started = time.monotonic()
+        if self.has_answered and self.arguments.fault("silent"):
+            time.sleep(HEALTH_TIMEOUT / speed)
+            return False
+        if self.has_answered and self.arguments.fault("wedge"):
+            return True
         try:
             for _ in self.generate(1, 1, timeout=HEALTH_TIMEOUT / speed):
                 pass
@@ -589,8 +600,11 @@ class Endpoints(BaseHTTPRequestHandler):
 
     def complete(self, body: dict[str, Any], prompt: int, wanted: int, kind: str) -> None:
         """Both OpenAI endpoints. A wrong model name is answered like the right one: so does SGLang."""
-        if not self.fits(prompt, wanted):
+        if not self.fits(prompt, wanted) or self.is_refused():
             return
+        if self.front.has_answered and (self.front.arguments.fault("silent") or self.front.arguments.fault("wedge")):
+            threading.Event().wait()
+        self.front.has_answered = True
         head = {
             "id": uuid.uuid4().hex,
             "object": kind,
@@ -672,6 +686,17 @@ class Endpoints(BaseHTTPRequestHandler):
             400,
             _error(f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens)."),
         )
+        return False
+
+    def is_refused(self) -> bool:
+        """Whether an injected refusal was the answer."""
+        for fault, status, words in (
+            ("forbid", 403, "Forbidden"),
+            ("reject", 400, "This model answers no such thing."),
+        ):
+            if self.front.arguments.fault(fault):
+                self.answer(status, {"error": words} if status == HTTPStatus.FORBIDDEN else _error(words))
+                return True
         return False
 
     def deprecated(self, path: str, old: str, new: str) -> None:

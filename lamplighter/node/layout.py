@@ -18,8 +18,10 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import time
-from typing import Any, Iterator, Optional, Union
+from types import MappingProxyType
+from typing import Any, Iterator, Mapping, Optional, Union
 
 from lamplighter.node.plan import Plan
 
@@ -166,6 +168,26 @@ class ReleaseDirectory:
             return None
         return stored
 
+    def read_environment(self) -> dict[str, str]:
+        """Return the variables that ``env`` gives to the server; {} where it cannot be read.
+
+        Byte for byte, as the server's shell reads them: what is no UTF-8 comes as surrogates.
+        """
+        return {name: value for name, value in self._assigned().items() if not name.startswith(KEPT_APART)}
+
+    def word(self, written: str) -> str:
+        """Return what a word of the plan's ``argv`` is for the server: a secret stands there by its name alone."""
+        return self._assigned().get(written[1:], written) if written.startswith(f"${KEPT_APART}") else written
+
+    def _assigned(self) -> dict[str, str]:
+        try:
+            with open(self.env, "rb") as file:
+                words = shlex.split(file.read().decode("utf-8", "surrogateescape"))
+        except (OSError, ValueError):
+            return {}
+        pairs = (word.partition("=") for word in words)
+        return {name: value for name, equals, value in pairs if equals}
+
     def read_verdict(self) -> Optional[dict[str, Any]]:
         """Return what became of it when it ran last: ``verdict`` good or bad, ``t``, ``run``, ``cause``."""
         return read_json(self.verdict, verdict=str, t=(int, float))
@@ -250,6 +272,16 @@ class ServerHome:
                 launch = run.launch(attempt)
                 if os.path.exists(launch.process):
                     yield launch
+
+
+#: How the names begin of words of a command line that ``env`` keeps, since they are secrets. They are not exported.
+KEPT_APART = "lamplighter_word_"
+
+
+def environment_text(exported: Mapping[str, str], kept_apart: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return an ``env``: what the launch script reads before it becomes the server, and `ReleaseDirectory` again."""
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(exported.items())]
+    return "".join([*lines, *(f"{name}={shlex.quote(value)}\n" for name, value in sorted(kept_apart.items()))])
 
 
 #: Fields of every record of a process: its identity.

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import os
 import re
-import shlex
 import time
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -121,7 +120,7 @@ def expected_of(release: ReleaseDirectory) -> Expected:
     """Read from the release itself what its launch gives to the server; secrets and GPUs come from its env file."""
     plan = (release.read_plan() or {}).get("server") or {}
     entries = {name: entry for name, entry in (plan.get("env") or {}).items() if name != "PYTHONPATH"}
-    node_side = _read_env_file(release.env)
+    node_side = release.read_environment()
     scope = (plan.get("sitecustomize") or {}).get("scope", "server")
     managed = frozenset(entries) if scope != "none" else frozenset()
     return Expected(
@@ -406,13 +405,3 @@ def _use(workers: Sequence[Process], expected: Expected, path: str) -> Tuple[str
     if silent:
         parts.append(f"not in all: {', '.join(silent)} (with one rank NCCL_PROTO and NCCL_ALGO are not read)")
     return "; ".join(parts), disagreeing
-
-
-def _read_env_file(path: str) -> Dict[str, str]:
-    found = {}
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for word in shlex.split(file.read()):
-            name, equals, value = word.partition("=")
-            if equals:
-                found[name] = value
-    return found

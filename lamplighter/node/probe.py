@@ -12,7 +12,7 @@ import dataclasses
 import ipaddress
 import os
 import queue
-import shlex
+import re
 import threading
 import time
 from typing import Any, Callable, Collection, Mapping, Optional, Tuple
@@ -27,6 +27,10 @@ PROBE_PAUSE_SECONDS = (0.05, 0.15)
 PROBE_SECONDS = 120.0
 HEALTH_PAUSE_SECONDS = (1.0, 1.0)
 LONGER = 1.02
+#: Statuses that mean "not now", where the engine.yml names no others.
+TRANSIENT = (408, 425, 429, 502, 503, 504)
+#: Of an answer: what is another one each time, though it says the same.
+_DIFFERING = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")
 
 
 def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
@@ -34,26 +38,18 @@ def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[Releas
     flag = engine.get("api_key_flag")
     for index, word in enumerate(plan.argv):
         if flag and word == flag and index + 1 < len(plan.argv):
-            return plan.argv[index + 1]
+            return _as_given(plan.argv[index + 1], release)
         if flag and word.startswith(f"{flag}="):
-            return word[len(flag) + 1 :]
+            return _as_given(word[len(flag) + 1 :], release)
     name = engine.get("api_key_env")
     if not name:
         return None
-    secrets = {} if release is None else read_environment(release)
+    secrets = {} if release is None else release.read_environment()
     return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
 
 
-def read_environment(release: ReleaseDirectory) -> Mapping[str, str]:
-    """Read back what we wrote into a release's ``env``: its secrets. {} where it cannot be read."""
-    found = {}
-    with contextlib.suppress(OSError, ValueError), open(release.env, encoding="utf-8") as file:
-        words = shlex.split(file.read())
-        for word in words:
-            name, separator, value = word.partition("=")
-            if separator:
-                found[name] = value
-    return found
+def _as_given(word: str, release: Optional[ReleaseDirectory]) -> str:
+    return word if release is None else release.word(word)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +105,9 @@ def _is(address: str, wanted: object) -> bool:
 class Answer:
     """What one round of questions gave: ``ok``, or ``trouble``.
 
+    ``refusal``: what a complete answer said instead, without what differs in each one (times, ids); "" where none came,
+    or one that the engine gives while it begins. ``is_well``: the health endpoint said so.
+
     Waiting is no use after ``is_wrong_model``, ``is_refused`` (it does not take our API key) and ``is_other_tls`` (it
     does not talk as the inventory says). ``model_proven``: the model is the right one, whatever else it answered. The
     times are monotonic seconds.
@@ -120,6 +119,8 @@ class Answer:
     is_refused: bool = False
     is_other_tls: bool = False
     model_proven: bool = False
+    refusal: str = ""
+    is_well: bool = False
     asked_at: float = 0.0
     at: float = 0.0
 
@@ -137,20 +138,30 @@ def ask(
             match = http.identity_matches(engine, server, reply)
             if not match:
                 is_other = bool(match.found) and reply.status == 200
-                return Answer(False, match.message, is_wrong_model=is_other, is_refused=reply.status == 401)
+                refusal = _refusal(engine, reply)
+                is_refused = reply.status == 401
+                return Answer(False, match.message, is_wrong_model=is_other, is_refused=is_refused, refusal=refusal)
             knows_model = True
         generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key, tls=plan.tls)
     except http.HttpFailed as failed:
         if plan.tls == "none" and failed.kind in (http.CUT, http.NOT_HTTP) and http.talks_tls(host, plan.port, 2.0):
             return Answer(False, f"{failed.reason}: it talks HTTPS", is_other_tls=True)
         is_other_tls = failed.kind in (http.NOT_TRUSTED, http.NOT_TLS)
-        return Answer(False, failed.reason, is_other_tls=is_other_tls, model_proven=knows_model)
+        refusal = failed.reason if failed.kind in (http.NOT_HTTP, http.TOO_LARGE) else ""
+        return Answer(False, failed.reason, is_other_tls=is_other_tls, model_proven=knows_model, refusal=refusal)
     if not generation.ok:
-        return Answer(False, generation.error, is_refused=generation.status == 401, model_proven=knows_model)
+        refusal, is_refused = _refusal(engine, generation.reply), generation.status == 401
+        return Answer(False, generation.error, is_refused=is_refused, model_proven=knows_model, refusal=refusal)
     if by_reply:
         match = http.identity_matches(engine, server, generation.reply)
         return Answer(match.ok, "" if match.ok else match.message, is_wrong_model=not match.ok)
     return Answer(True, model_proven=True)
+
+
+def _refusal(engine: Mapping[str, Any], reply: http.Reply) -> str:
+    if reply.status in (engine.get("refusals") or {}).get("transient", TRANSIENT):
+        return ""
+    return f"{reply.status} {_DIFFERING.sub('#', reply.text[:2000])}"
 
 
 def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) -> Answer:
@@ -164,7 +175,7 @@ def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) ->
     if reply.status in rule.get("veto_status", ()):
         said = f"{rule['path']} answers {reply.status}"
         return Answer(False, f"{said}: {reply.text[:200]}" if reply.text.strip() else said)
-    return Answer(True)
+    return Answer(True, is_well=reply.status == 200)
 
 
 class Asker:

@@ -66,6 +66,8 @@ VETOES = 2
 TAIL_LINES = 15
 #: Who has had the port for so long is no process of ours that was not known yet.
 STRANGER_SECONDS = 2.0
+#: Causes that no log knows better.
+OUR_OWN = ("port_in_use", "wrong_model", "api_key", "tls", "forbidden", "rejected", "bound_elsewhere")
 #: A launcher that ends so long after one of its workers has followed it; one that kills its workers ends at once.
 FOLLOWED_SECONDS = 0.1
 
@@ -74,6 +76,13 @@ HINTS = {
     "worker_died": "see who ended it (dmesg -T on the node); give it more memory, or load less: servers.{server}.args",
     "wrong_model": "let servers.{server}.model and servers.{server}.served_name name what it serves",
     "api_key": "give the server and us the same key: servers.{server}.args, or a secret in servers.{server}.secrets",
+    "forbidden": "see who forbids it: a key or list of clients in servers.{server}.args, or a proxy before the server",
+    "rejected": "ask it the same with curl on the node: it may lack an argument, or serve no completions (embeddings)",
+    "bound_elsewhere": "let servers.{server}.host and .port name where it listens; args may not say another place",
+    "launcher_left": (
+        "lamplighter needs a program that stays: docker run without -d, no --daemon, no & at its end, exec in a "
+        "wrapper; end what it has started elsewhere (docker ps)"
+    ),
     "tls": "let servers.{server}.tls say how it is to be asked: none (HTTP), verify or self-signed (HTTPS)",
     "engine_hung": "a rank hangs: look with py-spy what it does; try NCCL_P2P_DISABLE: 1 under servers.{server}.env",
 }
@@ -179,6 +188,10 @@ class _Watch:
         self._moved_at = now
         self._ready_line_at: Optional[float] = None
         self._vetoes = 0
+        self._well_at: Optional[float] = None
+        self._refusal = ""
+        self._refused_at = now
+        self._elsewhere_at: Optional[float] = None
         self._due: Dict[str, float] = {}
         self._grew_at = now
         self._ended: frozenset[int] = frozenset()
@@ -271,12 +284,21 @@ class _Watch:
         self._drain(QUIET_SECONDS)
         status = read_exit(self.launch, wait=1.0)
         how = str(status) if status is not None else "exit status unknown"
+        if status is not None and status.code == 0:
+            message = f"the launch program ended in phase {phase} ({how}), and {self._left_behind()}"
+            return self._not_ready(True, message, "launcher_left", status=status, phase=phase)
         message = f"the server died in phase {phase} ({how})"
         # An end of its own takes the workers with it, first or last: then the log says of what it died.
         if worker is not None and now - worker.at >= FOLLOWED_SECONDS and not self.watched.has_error:
             message += f", after {worker.title} (pid {worker.pid})"
             return self._not_ready(True, message, "worker_died", status=status, phase=phase)
         return self._not_ready(True, message, "crashed", status=status, phase=phase)
+
+    def _left_behind(self) -> str:
+        """Say what of ours goes on without the launch program; what it has had others start (dockerd) is not ours."""
+        found = [process for pid in self._members() if (process := processes.read_process(pid)) is not None]
+        living = [f"{each.title} (pid {each.pid})" for each in found if not each.is_dead]
+        return f"what it started goes on without it: {', '.join(living[:3])}" if living else "left nothing of ours"
 
     def _worker_death(self, now: float) -> Optional[NotReady]:
         """A worker that the engine needs is gone: give the launcher time to say why, and to end by itself."""
@@ -300,9 +322,12 @@ class _Watch:
 
     def _answers(self, now: float) -> Optional[Ready | NotReady]:
         self._look_at_port(now)
-        if self.health is not None and self.health.poll() and self._ready_line_at is not None:
+        if self.health is not None and self.health.poll():
             said = self.health.last
-            self._vetoes = self._vetoes + 1 if not said.ok and said.asked_at >= self._ready_line_at else 0
+            if said.is_well and self._well_at is None:
+                self._well_at = now
+            is_late = self._ready_line_at is not None and said.asked_at >= self._ready_line_at
+            self._vetoes = self._vetoes + 1 if not said.ok and is_late else 0
             if self._vetoes >= VETOES and not self.probe.last.ok:
                 message = f"it says that it is ready, and then that it is unwell: {said.trouble}"
                 return self._not_ready(False, message, "engine_hung", said.trouble)
@@ -311,7 +336,7 @@ class _Watch:
             if verdict is not None:
                 return verdict
         if not self.port.ours:
-            return self._someone_else(now)
+            return self._someone_else(now) or self._bound_elsewhere(now)
         self.probe.ask()
         if self.health is not None:
             self.health.ask()
@@ -329,6 +354,9 @@ class _Watch:
         if answer.is_other_tls:
             message = f"the server cannot be asked with tls {self.plan.tls}: {answer.trouble}"
             return self._not_ready(False, message, "tls", answer.trouble)
+        if answer.refusal:
+            return self._refused(answer, now)
+        self._refusal = ""
         if not answer.ok or self._vetoes:
             return None
         self._look_at_port(now, anew=True)
@@ -336,6 +364,22 @@ class _Watch:
             return None
         self._read_log(time.monotonic())
         return self._ready(answer)
+
+    def _refused(self, answer: Answer, now: float) -> Optional[NotReady]:
+        """The server says no, and the same again and again: a while after it has said that it is up, that is final.
+
+        A server error may pass, and a server that never says that it is up may still begin: they have longer.
+        """
+        if answer.refusal != self._refusal:
+            self._refusal, self._refused_at = answer.refusal, now
+        up_at = min((at for at in (self._ready_line_at, self._well_at) if at is not None), default=None)
+        since = max(self._refused_at, up_at or 0.0)
+        patience = self.settle if up_at is not None and answer.refusal[:1] != "5" else LONGEST_SETTLE_SECONDS
+        if now - since < patience:
+            return None
+        cause = "forbidden" if answer.refusal.startswith("403 ") else "rejected"
+        message = f"the server answers, but for {now - since:.0f} s it has refused every question: {answer.trouble}"
+        return self._not_ready(False, message, cause, answer.trouble)
 
     def _ready(self, answer: Answer) -> Ready:
         behind = time.monotonic() - answer.at
@@ -367,6 +411,28 @@ class _Watch:
             return None
         message = f"it says that it is ready, but port {self.plan.port} is answered by {self.port}"
         return self._not_ready(False, message, "port_in_use", f"port {self.plan.port}: {self.port}")
+
+    def _bound_elsewhere(self, now: float) -> Optional[NotReady]:
+        """It listens on the port, but under an address where it is not asked; or nowhere, and says that it is ready."""
+        if self.port.others or not self._is_due("elsewhere", 1.0, now):
+            return None
+        is_said = self._ready_line_at is not None
+        if not (is_said or ports.listening_inodes(self.plan.port)) or not ports.refuses(self.plan.host, self.plan.port):
+            self._elsewhere_at = None
+            return None
+        own = self._members()
+        places = [each for each in ports.listeners(self.plan.port, own) if each.pids]
+        if not places and is_said:
+            places = [each for each in ports.listeners(None, own) if each.pids]
+        if not places and not is_said:
+            return None
+        self._elsewhere_at = self._elsewhere_at or now
+        if now - max(self._elsewhere_at, self._ready_line_at or 0.0) < self.settle:
+            return None
+        where = ", ".join(f"{each.address} port {each.port}" for each in places) or "no port"
+        wanted = f"{ports.probe_host(self.plan.host)} port {self.plan.port}"
+        message = f"nobody answers at {wanted}, where it is asked: it listens on {where}"
+        return self._not_ready(False, message, "bound_elsewhere", f"it listens on {where}")
 
     def _look_at_port(self, now: float, *, anew: bool = False) -> None:
         """Whose the port is may cost a look at every process: it is asked again when the sockets have changed."""
@@ -424,7 +490,7 @@ class _Watch:
         found = self.watched.diagnosis(exited=crashed)
         if found.cause is None and self.log.skipped:
             found = self._read_again(crashed) or found
-        if found.cause is None or cause in ("port_in_use", "wrong_model", "api_key", "tls"):
+        if found.cause is None or cause in OUR_OWN:
             own = found.cause != cause
             found = dataclasses.replace(
                 found,

@@ -6,24 +6,35 @@ drift is measured against later.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+import time
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import drift, facts, gpus, http, ports, processes
+from lamplighter.node.observe import commandline, drift, facts, gpus, http, ports, processes
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
 from lamplighter.node.worker import Run
 
 COUNTERS_SECONDS = 5.0
+#: A process that is stopped, or waits in the kernel, for so long does not do so by the way.
+STUCK_SECONDS = 2.0
+STUCK = {
+    "T": "is stopped by a signal (kill -CONT lets it go on)",
+    "t": "is held by a debugger",
+    "D": "hangs in the kernel (state D)",
+}
+#: Of the newest lines of a log, bytes.
+MOST_LOG_BYTES = 1 << 20
 #: A server under load may take long for its first token; one that hangs never gives it.
 TOKEN_SECONDS = 60.0
 
@@ -53,19 +64,36 @@ def write_down(run: Run) -> None:
     try:
         record = launcher.read_record(run.home) or {}
         process = processes.read_process(int(record["pid"]))
+        report = reach.live_report(run.home)
         files.write_json(
             run.home.deployed,
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
-                "argv": list(process.argv) if process else None,
+                "argv": _without_secrets(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine),
                 "driver": _driver(),
                 "drop_ins": _drop_ins(run.home),
-                "environment": [[each.name, each.found] for each in _in_environment(run.home, [])],
+                "environment": [[each.name, each.found] for each in _in_environment(report, [])],
+                "crew": _crew(run.engine, members_of(record), [each["pid"] for each in report["workers"]]),
             },
         )
     except Exception as error:
         run.warn(f"drift will not be told: {type(error).__name__}: {error}", "deploy again once that is mended")
+
+
+def _crew(engine: Mapping[str, Any], members: Sequence[Process], workers: Collection[int]) -> List[Dict[str, Any]]:
+    """Tell who the server cannot do without: whom its engine needs, and ``workers``, who hold its GPUs or compute."""
+    needed = [re.compile(pattern) for pattern in (engine.get("processes") or {}).get("needed_workers", ())]
+    return [
+        {"pid": each.pid, "start": each.start, "title": each.title}
+        for each in members
+        if each.pid in workers or any(pattern.search(each.title) for pattern in needed)
+    ]
+
+
+def _without_secrets(argv: Sequence[str]) -> List[str]:
+    """Return a command line for records and people: a secret that was in it rests in a release's ``env`` alone."""
+    return list(commandline.without_secrets(argv, lambda _: drift.HIDDEN))
 
 
 def _installed_engine(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
@@ -128,7 +156,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     ]
     if now.main is not None:
         found += _in_process(now.main, deployed, unknown)
-        found += _in_environment(home, unknown)
+        found += _in_environment(reach.live_report(home), unknown)
     else:
         found += _in_its_place(record, deployed)
     found += _in_engine(deployed, unknown)
@@ -247,7 +275,7 @@ def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: 
     if not process.argv:
         unknown.append(f"argv of pid {main.pid}: it shows none")
         return []
-    return drift.of_words(drift.ARGV, "argv", deployed["argv"], process.argv)
+    return drift.of_words(drift.ARGV, "argv", _without_secrets(deployed["argv"]), _without_secrets(process.argv))
 
 
 def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
@@ -258,12 +286,18 @@ def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> Lis
             name = f"process on port {record['port']}"
             other = Difference(drift.PROCESS, name, f"pid {record['pid']}", f"pid {pid} ({process.title})")
             known = deployed.get("argv")
-            return [other, *(drift.of_words(drift.ARGV, "argv", known, process.argv) if known else ())]
+            return [
+                other,
+                *(
+                    drift.of_words(drift.ARGV, "argv", _without_secrets(known), _without_secrets(process.argv))
+                    if known
+                    else ()
+                ),
+            ]
     return []
 
 
-def _in_environment(home: ServerHome, unknown: List[str]) -> List[Difference]:
-    report = reach.live_report(home)
+def _in_environment(report: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
     if report["state"] == "inconclusive":
         unknown.append(f"environment: {report['message']}")
     return [
@@ -362,8 +396,9 @@ def _in_drop_ins(home: ServerHome, deployed: Mapping[str, Any]) -> List[Differen
 def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str]:
     """Say why the server is not healthy: not ours on its port, another model, no token in time. None: it is well.
 
-    A server that is too busy for a token within ``seconds`` is well where the engine's own health endpoint generates
-    one, or its counters of tokens grow. facts: with a stopped engine vLLM's /health and /v1/models go on saying 200.
+    A server that is too busy for a token within ``seconds`` is well where its counters of tokens grow, or its log gains
+    lines of such work. No health endpoint is asked: with a stopped engine vLLM's /health and /v1/models go on saying
+    200, and so does SGLang's /health_generate while anything else comes out of it.
     """
     record = launcher.read_record(home)
     if record is None or not record.get("ready"):
@@ -378,28 +413,96 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     if not port.ours:
         return f"port {plan.port} is not held by its processes" + (f": {port}" if port.others else "")
     key = probe.find_api_key(plan, engine, release)
-    before = _tokens_so_far(plan, engine, key)
+    work = _Work(plan, engine, key, record["log"])
     answer = probe.ask(plan, engine, key, seconds)
     if answer.ok:
         return None
-    if not answer.is_wrong_model and (_health_is_good(plan, engine, key) or _is_more(before, plan, engine, key)):
+    if not answer.is_wrong_model and work.goes_on():
         return None
     stopped = [f"{each.title} (pid {each.pid})" for each in members_of(record) if each.state in ("T", "t")]
     because = f"; stopped by a signal or a debugger: {', '.join(stopped)}" if stopped else ""
     return f"it does not answer a question: {answer.trouble}{because}"
 
 
-def _health_is_good(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
-    rule = engine.get("health") or {}
-    if not rule.get("generates"):
+class _Work:
+    """What shows that tokens come out for others, from now on."""
+
+    def __init__(self, plan: Plan, engine: Mapping[str, Any], key: Optional[str], log: str) -> None:
+        self._plan, self._engine, self._key, self._log = plan, engine, key, log
+        self._tokens = _tokens_so_far(plan, engine, key)
+        self._size = self._size_of_log()
+
+    def goes_on(self) -> bool:
+        tokens = _tokens_so_far(self._plan, self._engine, self._key)
+        return (self._tokens is not None and tokens is not None and tokens > self._tokens) or self._is_written()
+
+    def _is_written(self) -> bool:
+        line = (self._engine.get("counters") or {}).get("lines")
+        if not line or self._size is None:
+            return False
+        with contextlib.suppress(OSError), open(self._log, "rb") as file:
+            file.seek(max(self._size, (self._size_of_log() or 0) - MOST_LOG_BYTES))
+            return re.search(line, file.read(MOST_LOG_BYTES).decode("utf-8", "replace")) is not None
         return False
-    reply = _get(plan, rule["path"], float(rule.get("timeout") or 10), key)
-    return reply is not None and reply.status == 200
+
+    def _size_of_log(self) -> Optional[int]:
+        try:
+            return os.stat(self._log).st_size
+        except OSError:
+            return None
 
 
-def _is_more(before: Optional[float], plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> bool:
-    now = _tokens_so_far(plan, engine, key)
-    return before is not None and now is not None and now > before
+def lost_workers(home: ServerHome) -> List[str]:
+    """Name each process that the server needs and has no more: gone, dead, stopped, or stuck in the kernel.
+
+    They are those that were there when it became ready, or others of the same titles (after a restart by systemd).
+    Takes ``STUCK_SECONDS`` where one may be stuck.
+    """
+    record, deployed = launcher.read_record(home), read_json(home.deployed, crew=list)
+    if record is None or deployed is None:
+        return []
+    if any(deployed.get(name) != record.get(name) for name in ("run", "attempt", "release")):
+        return []
+    crew = [each for each in deployed["crew"] if isinstance(each, dict)]
+    known = {(each.get("pid"), each.get("start")) for each in crew}
+    members = members_of(record)
+    if not members:
+        return []  # there is no server, which is told otherwise
+    substitutes = collections.Counter(
+        each.title for each in members if not each.is_dead and (each.pid, each.start) not in known
+    )
+    found = []
+    for each in crew:
+        process = processes.read_process(int(each["pid"]))
+        is_there = process is not None and process.start == each["start"]
+        trouble = _trouble_with(process) if process is not None and is_there else "is gone"
+        if trouble and substitutes[each["title"]] > 0:
+            substitutes[each["title"]] -= 1
+        elif trouble:
+            found.append(f"{each['title']} (pid {each['pid']}{_rank(each['title'], home, record)}) {trouble}")
+    return found
+
+
+def _rank(title: str, home: ServerHome, record: Mapping[str, Any]) -> str:
+    engine = (home.release(record["release"]).read_plan() or {}).get("engine") or {}
+    pattern = (engine.get("processes") or {}).get("rank")
+    match = re.search(pattern, title) if pattern else None
+    return f", rank {match['rank']}" if match is not None else ""
+
+
+def _trouble_with(process: Process) -> str:
+    """Say why a process of the server does nothing; "" where it may. One look proves no stop: debuggers pause, too."""
+    until = time.monotonic() + STUCK_SECONDS
+    now: Optional[Process] = process
+    while True:
+        if now is None or now.identity != process.identity or now.is_dead:
+            return "is dead, and its parent has not noticed" if now is not None and now.is_dead else "is gone"
+        if now.state not in STUCK:
+            return ""
+        if time.monotonic() >= until:
+            return STUCK[now.state]
+        time.sleep(0.1)
+        now = processes.read_process(process.pid)
 
 
 def _tokens_so_far(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> Optional[float]:
@@ -465,6 +568,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
         "logind": _logind_facts(found["host"]),
         "release": _release_facts(home, record or {}),
         "answers": _answers(plan, engine, home, record or {}),
+        "lost_workers": lost_workers(home),
     }
 
 

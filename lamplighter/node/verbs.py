@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from lamplighter.node import deploy, events, hindsight, journal, preflight, probe, reach, relay, standing, undeploy
+from lamplighter.node import deploy, events, hindsight, journal, preflight, reach, relay, standing, undeploy
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
@@ -73,8 +73,9 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     for name in asked:
         homes.setdefault(name, server_home(root, name))
     wanted = request.get("wanted") or {}
+    seconds = float(request.get("patience") or TOKEN_SECONDS)
     chosen = [homes[name] for name in sorted(homes) if not asked or name in asked]
-    found = [_asked(_status_of(home, request["host"]), home) for home in chosen]
+    found = [_asked(_status_of(home, request["host"]), home, seconds) for home in chosen]
     if "wanted" in request:
         found = [
             {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
@@ -128,12 +129,14 @@ def _lost_record(home: ServerHome, host: str) -> str:
     return f"{home.record} is {what}; `{events.invocation('deploy', host, home.name)}` writes it anew"
 
 
-def _asked(found: dict[str, Any], home: ServerHome) -> dict[str, Any]:
-    """Ask a server that seems to serve for a token: with a hung engine all else goes on answering."""
+def _asked(found: dict[str, Any], home: ServerHome, seconds: float) -> dict[str, Any]:
+    """Ask a server that seems to serve for a token, and look for its workers: with a hung engine all else answers."""
     if found["state"] != "serving" or not (launcher.read_record(home) or {}).get("ready"):
         return found
-    trouble = standing.trouble_of(home, TOKEN_SECONDS)
-    return found if trouble is None else {**found, "state": "unknown", "message": _joined(found["message"], trouble)}
+    trouble = standing.trouble_of(home, seconds)
+    lost = standing.lost_workers(home)
+    message = _joined(found["message"], trouble or "", *lost)
+    return {**found, "state": "serving" if trouble is None else "unknown", "message": message}
 
 
 def _last_run(directory: RunDirectory) -> dict[str, Any]:
@@ -438,7 +441,7 @@ def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[dr
     if state["state"] != "serving":
         return [f"it does not serve ({state['state']}): {state['message']}"]
     trouble = standing.trouble_of(home)
-    reasons = [] if trouble is None else [trouble]
+    reasons = [*([] if trouble is None else [trouble]), *standing.lost_workers(home)]
     reasons += [f"{each.kind}: {each}" for each in differences]
     if not reasons and home.release(state["release"]).digest != request["release"]["digest"]:
         reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")
@@ -459,7 +462,7 @@ def _verdict_on(home: ServerHome, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any]) -> list[str]:
-    known = probe.read_environment(release) if release is not None else {}
+    known = release.read_environment() if release is not None else {}
     return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
 
 

@@ -321,18 +321,23 @@ class _Health(_Part):
     path: StrictStr
     timeout: Seconds = 10.0
     veto_status: tuple[int, ...] = (503,)
-    generates: StrictBool = False
+
+
+class _Refusals(_Part):
+    transient: tuple[int, ...]
 
 
 class _Counters(_Part):
     path: StrictStr
     tokens: Regex
+    lines: Regex | None = None
 
 
 class _Processes(_Part):
     titles: Regexes = ()
     entry_points: Regexes = ()
     needed_workers: Regexes = ()
+    rank: Annotated[Regex, _naming("rank")] | None = None
     kills_itself: StrictBool = False
 
 
@@ -361,6 +366,7 @@ class _File(_Part):
     identity: _Identity | None = None
     generate: _Generate | None = None
     health: _Health | None = None
+    refusals: _Refusals | None = None
     counters: _Counters | None = None
     processes: _Processes | None = None
     stop: _Stop | None = None

@@ -267,9 +267,14 @@ class Fold:
         """A verification, hook or gate of the control side failed on a server that serves; a worse result stays."""
         self._host(host).current(server).degrade(cause, message, evidence, hint)
 
-    def add_gone(self, host: str, server: str, message: str, *, cause: str, evidence: str = "", hint: str = "") -> None:
-        """A server that was put into service serves no more; a worse result stays."""
-        self._host(host).current(server).lose(cause, message, evidence, hint)
+    def add_gone(
+        self, host: str, server: str, message: str, code: Exit, *, cause: str, evidence: str = "", hint: str = ""
+    ) -> None:
+        """A server that was put into service serves no more: it has died (6), or does not answer (7).
+
+        A worse result stays.
+        """
+        self._host(host).current(server).lose(code, cause, message, evidence, hint)
 
     def outcome(self, host: str, server: str) -> str | None:
         """How the run on ``server`` ended so far; None when nothing was heard of it."""
@@ -417,13 +422,13 @@ class _Run:
                 before, exit_code=int(Exit.DEGRADED), cause=cause, message=message, evidence=evidence, hint=hint
             )
 
-    def lose(self, cause: str, message: str, evidence: str, hint: str) -> None:
+    def lose(self, code: Exit, cause: str, message: str, evidence: str, hint: str) -> None:
         before = self.report()
         if before.exit_code in (Exit.OK, Exit.DEGRADED):
             self.end = dataclasses.replace(
                 before,
                 outcome="failed",
-                exit_code=int(Exit.CRASHED),
+                exit_code=int(code),
                 cause=cause,
                 message=message,
                 evidence=evidence,

@@ -81,7 +81,7 @@ def _what_happened(part: ServerReport) -> str:
         Exit.UNREACHABLE: "unreachable; nothing was touched",
         Exit.NOT_FREED: f"failed{at}, the GPUs were not free for a new server{nothing}",
         Exit.CRASHED: f"{release} {'serves no more' if was_ready else 'crashed in start-up'}{nothing}",
-        Exit.NOT_READY: f"{release} did not become ready{nothing}",
+        Exit.NOT_READY: f"{release} {'does not answer any more' if was_ready else 'did not become ready'}{nothing}",
         Exit.DEGRADED: _degraded(part, release),
         Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
         Exit.LOCKED: "refused, another run is at work on it; nothing was touched",

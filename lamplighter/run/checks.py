@@ -6,7 +6,8 @@ Checks lie in ``roles/node/checks``, ``roles/<engine>/checks`` and ``inventory/c
 
 A check is a *blocker* (it fails: exit 8) unless it is marked ``@pytest.mark.warning`` or the inventory says otherwise:
 ``checks: {NAME: blocker | warning | off}``, with the name of its function without ``test_``. A number there is a
-threshold. Its docstring's first line is the question that people read.
+threshold. Its docstring's first line is the question that people read. Where one marked ``@pytest.mark.serving`` fails,
+the server does not serve (exit 7).
 
 No check may be lost without a word: a file that cannot be read, a check that hangs or that ends the session, or the
 process, is an error of its own, and the others run all the same.
@@ -331,7 +332,7 @@ class _Collector:
         self._connect = connect
         self._fixtures = fixtures
         self._directories = directories
-        self._known: dict[str, tuple[str, str, str]] = {}  # by node id: name, question, level
+        self._known: dict[str, tuple[str, str, str, bool]] = {}  # by node id: name, question, level, is_of_serving
         self.names: set[str] = set()
         self.results: list[CheckResult] = []
         self.is_collected = False
@@ -360,7 +361,7 @@ class _Collector:
             said = (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip().splitlines()
             parameters = item.name[len(function) :]
             question = f"{said[0]} {parameters}".strip() if said else f"{name.replace('_', ' ')}{parameters}"
-            self._known[item.nodeid] = (name, question, level)
+            self._known[item.nodeid] = (name, question, level, item.get_closest_marker("serving") is not None)
             if level == "off":
                 off.append(item)
                 self.results.append(CheckResult(name, question, level, SKIPPED, "off in the inventory", 0.0))
@@ -393,12 +394,12 @@ class _Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.outcome == "passed":
             return
-        name, question, level = self._known[report.nodeid]
+        name, question, level, is_of_serving = self._known[report.nodeid]
         outcome = ERROR if report.failed and report.when != "call" else str(report.outcome)
         if level == "warning" and outcome in BLOCKS:
             outcome = WARNING
         seconds = round(report.duration, 3)
-        self.results.append(CheckResult(name, question, level, outcome, _evidence(report), seconds))
+        self.results.append(CheckResult(name, question, level, outcome, _evidence(report), seconds, is_of_serving))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:

@@ -151,13 +151,16 @@ class HostSession:
 
         self._ask({"verb": "logs", "servers": [server.name], "lines": lines, "follow": follow, "to": run}, listen)
 
-    def status(self, servers: Sequence[str]) -> dict[str, Any]:
-        """Ask what serves and which run is in progress: {"root", "servers": [...]}. Reads only."""
-        return self._result({"verb": "status", "servers": list(servers)})
+    def status(self, servers: Sequence[str], patience: float | None = None) -> dict[str, Any]:
+        """Ask what serves and which run is in progress: {"root", "servers": [...]}. Reads only.
 
-    def statuses(self, servers: Sequence[str]) -> dict[str, dict[str, Any]]:
+        ``patience``: seconds that each server has for a token, for those who can wait longer than a person.
+        """
+        return self._result({"verb": "status", "servers": list(servers), "patience": patience})
+
+    def statuses(self, servers: Sequence[str], patience: float | None = None) -> dict[str, dict[str, Any]]:
         """Return ``status`` of each server, by name."""
-        return {found["name"]: found for found in self.status(servers)["servers"]}
+        return {found["name"]: found for found in self.status(servers, patience)["servers"]}
 
     def standings(self, servers: Sequence[Server]) -> dict[str, dict[str, Any]]:
         """Return ``status`` of each server with its ``drift`` from the inventory as it is now, by name. Reads only."""

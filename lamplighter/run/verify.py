@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Kinds of result, those that exit 8 first.
 FAILED, ERROR, WARNING, SKIPPED, PASSED = "failed", "error", "warning", "skipped", "passed"
 BLOCKS = (FAILED, ERROR)
+#: A check waits for so long for a token.
+PATIENCE_SECONDS = 60.0
 
 #: How a report in JUnit XML begins, whoever wrote it, and within how many bytes.
 JUNIT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*<testsuites?[\s/>]", re.DOTALL)
@@ -46,7 +48,8 @@ JUNIT_HEAD = 64 << 10
 class CheckResult:
     """One check. ``outcome``: passed, warning (failed, and that blocks nothing), failed, error, skipped.
 
-    ``evidence`` is the line that says why, or what was seen; ``question`` the words for people.
+    ``evidence`` is the line that says why, or what was seen; ``question`` the words for people. ``is_of_serving``: a
+    server that fails it does not serve.
     """
 
     name: str
@@ -55,6 +58,7 @@ class CheckResult:
     outcome: str
     evidence: str
     seconds: float
+    is_of_serving: bool = False
 
 
 def verify(session: HostSession, server: Server, inventory: Path, only: str = "") -> dict[str, Any]:
@@ -162,19 +166,28 @@ def afterwards(
     listen({**events.stage_ended("verify", not failed, time.monotonic() - began, message=message), **where})
     if failed:
         told = f"{len(failed)} of {len(asked)} checks failed: {', '.join(check['name'] for check in failed)}"
-        _tell_failed(fold, session, server, deployed, told, failed[0]["evidence"])
+        _tell_failed(fold, session, server, deployed, told, failed)
 
 
 def _tell_failed(
-    fold: Fold, session: HostSession, server: Server, deployed: ServerReport, told: str, evidence: str
+    fold: Fold,
+    session: HostSession,
+    server: Server,
+    deployed: ServerReport,
+    told: str,
+    failed: Sequence[Mapping[str, Any]],
 ) -> None:
     """Tell checks that failed by what became of the server since its run ended, where the node can be asked.
 
-    The next run begins as soon as the lock is free, and the checks then meet a server that is being stopped.
+    The server is asked once more: what it says then is what is so now. Where the node cannot be asked, the checks have
+    the last word. The next run begins as soon as the lock is free, and the checks then meet a server that is being
+    stopped.
     """
-    host, name = session.host.name, server.name
+    host, name, evidence = session.host.name, server.name, failed[0]["evidence"]
+    said = next((check["evidence"] for check in failed if says_dark(check)), "")
     try:
-        found = session.statuses([name])[name]
+        # one that has answered the checks may be as slow again; one that has not has had its time
+        found = session.statuses([name], patience=None if said else PATIENCE_SECONDS)[name]
     except LamplighterError:
         found = {}
     other, state = found.get("run") or {}, found.get("state")
@@ -183,16 +196,28 @@ def _tell_failed(
     if other.get("id") not in (None, deployed.run):
         since = f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
         hint += " once nothing else is at work there"
-    elif state in ("stopped", "starting"):
+    elif state in ("stopped", "starting") or (state == "unknown" and now is None):
         message = f"it was put into service, and serves no more: {found.get('message') or state}; {told}"
         start, releases = (events.invocation(verb, host, name) for verb in ("start", "releases"))
         hint = f"{start} brings it back; {releases} shows what else there is to go back to"
-        fold.add_gone(host, name, message, cause="crashed", evidence=evidence, hint=hint)
+        fold.add_gone(host, name, message, Exit.CRASHED, cause="crashed", evidence=evidence, hint=hint)
+        return
+    elif state == "unknown" or (not found and said):
+        message = f"its process is alive, and it does not serve: {found.get('message') or said}; {told}"
+        restart, rollback = (events.invocation(verb, host, name) for verb in ("restart", "rollback"))
+        hint = f"{restart} starts it anew; {rollback} brings the last release back"
+        fold.add_gone(host, name, message, Exit.NOT_READY, cause="no_answer", evidence=said or evidence, hint=hint)
         return
     elif found and before not in (None, now):
         since = f"its process {before} is gone, and {now or 'none'} is in its place"
-    message = f"it served when this run ended, but {since}; {told}" if since else f"serving, but {told}"
+    again = "asked once more it answers" if said else "serving"
+    message = f"it served when this run ended, but {since}; {told}" if since else f"{again}, but {told}"
     fold.add_degraded(host, name, message, cause="verify", evidence=evidence, hint=hint)
+
+
+def says_dark(check: Mapping[str, Any]) -> bool:
+    """Tell whether a check has found that the server does not serve; that it could not find out says nothing."""
+    return check["outcome"] == FAILED and bool(check.get("is_of_serving"))
 
 
 def _verified_after_all(
@@ -210,7 +235,9 @@ def _verified_after_all(
 
 
 def judge_checks(answer: Mapping[str, Any]) -> Exit:
-    """Return the exit code that the results of ``verify`` mean: 8 for a blocker that failed."""
+    """Return the exit code that the results of ``verify`` mean: 7 where it does not serve, 8 for other blockers."""
+    if any(says_dark(check) for check in answer["checks"]):
+        return Exit.NOT_READY
     return Exit.DEGRADED if any(check["outcome"] in BLOCKS for check in answer["checks"]) else Exit.OK
 
 

@@ -182,6 +182,10 @@ def kill_server(ground: Ground, process: Any) -> None:
     eventually(lambda: not ground.launchers())
 
 
+def end_server(ground: Ground) -> None:
+    kill_server(ground, None)
+
+
 def reboot(ground: Ground, process: Any) -> None:
     ground.node.reboot()
     ground.release()
@@ -380,6 +384,17 @@ FAULTS = (
     Fault("old release fails in rollback", break_old_release, always(({Exit.CRASHED}, {"none"})),
           ("stop", "start", "ready"), ("stop", "free", "start", "ready"), old=OLD_MODEL,
           new={"args": {"lab-fail": "die:weights"}}, mend=mend_old_release),
+    *(
+        Fault(name, nothing, always(BACK), ("ready",), ("ready",), new={"args": {"lab-fail": fault}},
+              few=IN_THE_SERVER)
+        for name, fault in (
+            ("new server forbids every question", "forbid"), ("new server rejects every question", "reject"),
+            ("new server listens on ::1 alone", "bind-v6"), ("launcher forks and exits", "fork"),
+        )
+    ),
+    # It becomes ready, and the checks find that it answers nothing: nothing serves, and that is said.
+    Fault("one token, then silence", nothing, always(({Exit.NOT_READY}, {"none"})), ("ready",), ("ready",),
+          new={"args": {"lab-fail": "silent"}}, mend=end_server, few=IN_THE_SERVER),
     *(
         Fault(f"new server dies in {phase}", nothing, always(BACK), ("ready",), ("ready",),
               new={"args": {"lab-fail": f"die:{phase}"}}, few=IN_THE_SERVER)

@@ -41,9 +41,13 @@ FAILURES: list[tuple[str, Exit, str, str | None]] = [
     ("nccl", CRASHED, "nccl_config", "distributed"),
     ("port-in-use", CRASHED, "port_in_use", None),
     ("wrong-model", LATE, "wrong_model", None),
+    ("forbid", LATE, "forbidden", None),
+    ("reject", LATE, "rejected", None),
+    ("bind-v6", LATE, "bound_elsewhere", None),
+    ("fork", CRASHED, "launcher_left", "boot"),
 ]
 #: Switches that keep nothing from becoming ready.
-HARMLESS = {"slow", "ignore-term", "slow-release", "bind-early"}
+HARMLESS = {"slow", "ignore-term", "slow-release", "bind-early", "silent", "wedge"}
 
 
 def test_every_switch_of_the_lab_is_tried() -> None:

@@ -28,7 +28,7 @@ from tests.node.living import Living, process_of, until
 #: Runs each line of its stdin. `serve` opens the port; `answers` says how it answers.
 SERVER = r"""
 import http.server, json, os, signal, socket, subprocess, sys, threading, time
-answers = {"model": "m", "generate": 200, "health": 200, "slow": 0, "key": None, "title": "x"}
+answers = {"model": "m", "generate": 200, "health": 200, "slow": 0, "key": None, "title": "x", "say": {}}
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
     def reply(self, status, body):
@@ -46,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         while answers["generate"] is None: time.sleep(0.02)
         if self.refused(): return self.reply(401, {})
-        self.reply(answers["generate"], {"choices": [{"text": "hi"}], "usage": {"completion_tokens": 1}})
+        said = {"choices": [{"text": "hi"}], "usage": {"completion_tokens": 1}, "created": time.time()}
+        self.reply(answers["generate"], {**said, **answers["say"]})
 class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET
 def serve(port, host="127.0.0.1", certificate=None):
@@ -462,6 +463,113 @@ def test_health_alone_never_makes_it_ready(start: Start) -> None:
     start.do(f"serve({start.port})")
     start.say("ready to gallop")
     assert start.is_undecided(1.5)
+
+
+# -- what it will go on saying
+
+HEALTH = {"health": {"path": "/health", "timeout": 5, "veto_status": [503]}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause", "says"),
+    [
+        ({"generate": 400}, "rejected", "HTTP 400"),
+        ({"generate": 403}, "forbidden", "HTTP 403"),
+        ({"generate": 404}, "rejected", "HTTP 404"),
+        ({"generate": 422}, "rejected", "HTTP 422"),
+        ({"generate": 307}, "rejected", "HTTP 307"),
+        ({"say": {"choices": [], "usage": None}}, "rejected", "has no token in it"),
+        ({"say": {"error": "no such adapter"}}, "rejected", "no such adapter"),
+    ],
+)
+@pytest.mark.parametrize("is_up", ["its ready line", "its health"])
+def test_a_refusal_that_lasts_is_told_at_once(
+    start: Start, answers: dict[str, Any], cause: str, says: str, is_up: str
+) -> None:
+    start.do(f"answers.update({answers!r}, health={503 if is_up == 'its ready line' else 200})")
+    start.watch(HEALTH if is_up == "its health" else None)
+    start.do(f"serve({start.port})")
+    if is_up == "its ready line":
+        assert start.is_undecided(1.5)  # it may still begin
+        start.say("ready to gallop")
+    found = start.failed(cause)
+    assert not found.crashed
+    assert says in found.message + found.diagnosis.evidence
+    assert found.diagnosis.hint
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 500])
+def test_a_refusal_that_may_pass_is_waited_for(start: Start, status: int) -> None:
+    start.do(f"answers.update(generate={status})")
+    start.watch()
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert start.is_undecided(2.0)
+    start.do("answers.update(generate=200)")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_what_is_no_refusal_for_an_engine_stands_in_its_data(start: Start) -> None:
+    start.do("answers.update(generate=400)")
+    start.watch({"refusals": {"transient": [400]}})
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert start.is_undecided(2.0)
+    start.do("answers.update(generate=200)")
+    assert isinstance(start.verdict(), Ready)
+
+
+def test_refusals_that_differ_are_no_last_word(start: Start) -> None:
+    start.do("Handler.do_POST = lambda self: self.reply(400, {'error': 'wait' + '.' * (int(time.time() * 4) % 8)})")
+    start.watch()
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert start.is_undecided(2.5)
+
+
+def test_a_model_list_that_is_refused_is_a_refusal(start: Start) -> None:
+    start.do("Handler.do_GET = lambda self: self.reply(404, {'detail': 'Not Found'})")
+    start.watch()
+    start.do(f"serve({start.port})")
+    start.say("ready to gallop")
+    assert "HTTP 404" in start.failed("rejected").message
+
+
+@pytest.mark.parametrize(("asked", "bound"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1"), ("127.0.0.2", "127.0.0.1")])
+def test_one_that_listens_where_it_is_not_asked_is_told(start: Start, asked: str, bound: str) -> None:
+    if ":" in asked + bound and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    start.watch(host=asked)
+    start.do(f"serve({start.port}, {bound!r})")
+    found = start.failed("bound_elsewhere")
+    assert f"nobody answers at {asked} port {start.port}" in found.message
+    assert f"it listens on {bound} port {start.port}" in found.message
+
+
+def test_one_that_listens_on_another_port_is_told_once_it_says_that_it_is_ready(start: Start, living: Living) -> None:
+    other = living.port()
+    start.watch()
+    start.do(f"serve({other})")
+    assert start.is_undecided(1.5)
+    start.say("ready to gallop")
+    assert f"it listens on 127.0.0.1 port {other}" in start.failed("bound_elsewhere").message
+
+
+@pytest.mark.parametrize("leaves", ["sleep", ""])
+def test_a_launch_program_that_does_not_stay_is_told(start: Start, living: Living, leaves: str) -> None:
+    """As `docker run -d` and daemons do; what it has started may be ours or not."""
+    if leaves:
+        start.give_birth("worker", "zebra::worker_TP0")
+        (child,) = processes.descendants([start.child.pid])
+        living.keep(child.pid)
+    start.watch()
+    Path(start.launch.exit).write_text('{"code": 0, "signal": null}')
+    start.do("os._exit(0)")
+    found = start.failed("launcher_left")
+    assert found.crashed
+    assert "ended in phase boot (exit status 0), and " in found.message
+    assert ("goes on without it: zebra::worker_TP0 (pid " if leaves else "left nothing of ours") in found.message
+    assert "docker run without -d" in found.diagnosis.hint
 
 
 # -- the two clocks

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lamplighter.node import standing
+from lamplighter.node import standing, verbs
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.observe import processes
 from lamplighter.release.engine import load_engine
@@ -34,6 +35,7 @@ class Server(http.server.ThreadingHTTPServer):
     health = 200
     counted = 0
     grows = False
+    on_question: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -54,6 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.on_question()
         if not self.server.generates:
             self.server.over.wait(60)
         self.answer(200, json.dumps({"model": "tiny@main", "choices": [{"text": "x"}]}))
@@ -62,7 +65,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text.encode())
+        with contextlib.suppress(OSError):  # who asked has gone
+            self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -126,10 +130,91 @@ def test_a_busy_one_is_well_while_its_tokens_are_counted(tmp_path: Path, server:
     assert standing.trouble_of(deployed(tmp_path, server, "vllm"), SECONDS) is None
 
 
-@pytest.mark.parametrize(("health", "is_well"), [(200, True), (503, False)])
-def test_a_health_that_generates_is_believed(tmp_path: Path, server: Server, health: int, is_well: bool) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("health", [200, 503])
+def test_no_health_makes_up_for_a_token_that_did_not_come(
+    tmp_path: Path, server: Server, engine: str, health: int
+) -> None:
     server.generates, server.health = False, health
-    assert (standing.trouble_of(deployed(tmp_path, server, "sglang"), SECONDS) is None) == is_well
+    assert standing.trouble_of(deployed(tmp_path, server, engine), SECONDS) is not None
+
+
+@pytest.mark.parametrize(("line", "is_well"), [("Decode batch, #running-req: 64", True), ("GET /health 200 OK", False)])
+def test_a_busy_one_is_well_while_its_log_says_that_it_works(
+    tmp_path: Path, server: Server, line: str, is_well: bool
+) -> None:
+    server.generates = False
+    home = deployed(tmp_path, server, "sglang")
+    log = tmp_path / "server.log"
+    log.write_text("Decode batch, of an earlier time\n")
+    record = json.loads(Path(home.record).read_text())
+    Path(home.record).write_text(json.dumps({**record, "log": str(log)}))
+
+    def write_on() -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    server.on_question = write_on
+    assert (standing.trouble_of(home, SECONDS) is None) == is_well
+
+
+def with_crew(home: ServerHome, *workers: processes.Process) -> None:
+    """Note that these were there when it became ready."""
+    record = json.loads(Path(home.record).read_text())
+    crew = [{"pid": each.pid, "start": each.start, "title": each.title} for each in workers]
+    known = {name: record[name] for name in ("run", "attempt", "release")}
+    Path(home.deployed).write_text(json.dumps({**known, "crew": crew}))
+
+
+TITLE = "sglang::scheduler_TP3"
+
+
+def test_a_server_with_all_its_workers_has_lost_none(tmp_path: Path, server: Server, living: Living) -> None:
+    home = deployed(tmp_path, server, "sglang")
+    assert standing.lost_workers(home) == []  # nothing is known
+    with_crew(home, living.titled(TITLE))
+    assert standing.lost_workers(home) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("KILL", "is dead, and its parent has not noticed"), ("STOP", "is stopped by a signal"), ("reaped", "is gone")],
+)
+def test_a_lost_worker_is_named(tmp_path: Path, server: Server, living: Living, how: str, says: str) -> None:
+    """Though the HTTP process goes on answering, with tokens even."""
+    home = deployed(tmp_path, server, "sglang")
+    worker = living.titled(TITLE)
+    with_crew(home, worker, living.titled("sglang::detokenizer"))
+    os.kill(worker.pid, signal.SIGSTOP if how == "STOP" else signal.SIGKILL)
+    if how == "reaped":
+        living.exit_code(worker.pid)
+    assert until(lambda: standing.lost_workers(home))
+    (told,) = standing.lost_workers(home)
+    assert told.startswith(f"{TITLE} (pid {worker.pid}, rank 3) {says}")
+    assert standing.trouble_of(home, SECONDS) is None
+    state = {"name": "x", "state": "serving", "message": ""}
+    assert verbs._asked(state, home, SECONDS)["message"] == told
+
+
+def test_a_worker_that_is_held_for_a_moment_is_not_lost(tmp_path: Path, server: Server, living: Living) -> None:
+    home = deployed(tmp_path, server, "sglang")
+    worker = living.titled(TITLE)
+    with_crew(home, worker)
+    os.kill(worker.pid, signal.SIGSTOP)
+    assert until(lambda: (found := processes.read_process(worker.pid)) is not None and found.state == "T")
+    threading.Timer(0.3, os.kill, (worker.pid, signal.SIGCONT)).start()
+    assert standing.lost_workers(home) == []
+
+
+def test_another_one_of_that_title_is_in_its_place(tmp_path: Path, server: Server, living: Living) -> None:
+    """As after a restart by systemd."""
+    home = deployed(tmp_path, server, "sglang")
+    gone = living.titled(TITLE)
+    with_crew(home, gone)
+    os.kill(gone.pid, signal.SIGKILL)
+    living.exit_code(gone.pid)
+    living.titled(TITLE)
+    assert standing.lost_workers(home) == []
 
 
 def test_a_process_of_it_that_is_stopped_is_named(tmp_path: Path, server: Server, living: Living) -> None:

@@ -14,6 +14,7 @@ from lamplighter.errors import ContactLost, LamplighterError, NodeRefused, Unrea
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold
+from lamplighter.report.summary import summary
 from lamplighter.run import deploy, session, verify
 from lamplighter.run.command import Interrupted
 from lamplighter.run.deploy import Follower, HostSession, NodeDefect, NoSuchRun, whoever_asks
@@ -522,7 +523,6 @@ def test_checks_that_lost_contact_are_made_once_more(script: Script, verificatio
             "run R2 (stop, by bob@desk) has begun since",
         ),
         ({"run": None, "pid": 8, "state": "serving"}, "its process 7 is gone, and 8 is in its place"),
-        ({"run": None, "pid": None, "state": "unknown"}, "its process 7 is gone, and none is in its place"),
     ],
 )
 def test_checks_that_fail_because_of_another_run_say_so(
@@ -532,7 +532,7 @@ def test_checks_that_fail_because_of_another_run_say_so(
     found: dict[str, Any] | LamplighterError,
     since: str,
 ) -> None:
-    def statuses(_: HostSession, servers: Sequence[str]) -> dict[str, Any]:
+    def statuses(_: HostSession, servers: Sequence[str], patience: float | None) -> dict[str, Any]:
         if isinstance(found, LamplighterError):
             raise found
         return dict.fromkeys(servers, found)
@@ -547,17 +547,74 @@ def test_checks_that_fail_because_of_another_run_say_so(
     assert ("once nothing else is at work" in part.hint) == ("has begun since" in since)
 
 
-@pytest.mark.parametrize("state", ["stopped", "starting"])
+@pytest.mark.parametrize("state", ["stopped", "starting", "unknown"])
 def test_a_server_that_died_while_it_was_checked_is_no_degraded_one(
     script: Script, verifications: list[Any], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     found = {"run": None, "pid": None, "state": state, "message": "its process ended: killed by SIGKILL"}
-    monkeypatch.setattr(HostSession, "statuses", lambda _, servers: dict.fromkeys(servers, found))
+    monkeypatch.setattr(HostSession, "statuses", lambda _, servers, patience: dict.fromkeys(servers, found))
     verifications.append([{**PASSED, "outcome": "failed", "name": "token", "evidence": "no answer"}])
     part = verified(script).report().hosts["gpu1"].servers["kimi"]
     assert (part.outcome, part.exit_code, part.serving) == ("failed", Exit.CRASHED, None)
     assert "serves no more: its process ended: killed by SIGKILL; 1 of 1 checks failed: token" in part.message
     assert part.hint.startswith("./inv start --host gpu1 --server kimi brings it back; ./inv releases ")
+
+
+SILENT = {
+    **PASSED,
+    "outcome": "failed",
+    "name": "model_answers",
+    "evidence": "no answer within 60 s",
+    "is_of_serving": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "says"),
+    [
+        ({"run": None, "pid": 7, "state": "unknown", "message": "it does not answer a question"}, Exit.NOT_READY,
+         "its process is alive, and it does not serve: it does not answer a question; 1 of 2 checks failed"),
+        (Unreachable("cut"), Exit.NOT_READY, "and it does not serve: no answer within 60 s; 1 of 2 checks failed"),
+        ({"run": None, "pid": None, "state": "stopped"}, Exit.CRASHED, "serves no more"),
+        ({"run": None, "pid": 7, "state": "serving"}, Exit.DEGRADED, "asked once more it answers, but 1 of 2"),
+    ],
+)  # fmt: skip
+def test_a_server_that_does_not_answer_is_never_told_as_serving(
+    script: Script,
+    verifications: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, Any] | LamplighterError,
+    code: Exit,
+    says: str,
+) -> None:
+    asked = []
+
+    def statuses(_: HostSession, servers: Sequence[str], patience: float | None) -> dict[str, Any]:
+        asked.append(patience)
+        if isinstance(found, LamplighterError):
+            raise found
+        return dict.fromkeys(servers, found)
+
+    monkeypatch.setattr(HostSession, "statuses", statuses)
+    verifications.append([PASSED, SILENT])
+    report = verified(script).report()
+    part = report.hosts["gpu1"].servers["kimi"]
+    assert (part.exit_code, asked) == (code, [None])
+    assert says in part.message
+    if code != Exit.DEGRADED:
+        assert (part.outcome, part.serving) == ("failed", None)
+        assert "NOTHING IS SERVING" in summary(report)[0]
+
+
+def test_an_error_within_a_check_is_no_word_about_serving() -> None:
+    checks = [
+        SILENT,
+        {**SILENT, "outcome": "error"},
+        {**SILENT, "outcome": "warning"},
+        {**SILENT, "is_of_serving": False},
+    ]
+    codes = [verify.judge_checks({"checks": [each]}) for each in checks]
+    assert codes == [Exit.NOT_READY, Exit.DEGRADED, Exit.OK, Exit.DEGRADED]
 
 
 def test_checks_that_lose_contact_twice_are_given_up(script: Script, verifications: list[Any]) -> None:

@@ -97,6 +97,7 @@ def healthy() -> dict[str, Any]:
     facts["engine"] = {
         "distribution": "sglang", "version": "0.5.16", "files": 2104, "changed": {}, "missing": [], "error": None,
     }  # fmt: skip
+    facts["lost_workers"] = []
     facts["answers"] = {
         "model": {"ok": True, "message": "serves demo-model"}, "token": {"ok": True, "message": "a token in 0.03 s"},
     }  # fmt: skip
@@ -134,6 +135,9 @@ def check(
 def test_a_healthy_node_passes_every_check_with_evidence() -> None:
     found = check()
     assert {result.outcome for result in found.values()} == {"passed"}, found
+    assert {name for name, result in found.items() if result.is_of_serving} == {
+        "process_is_alive", "port_is_held_by_the_server", "served_model_is_the_one_wanted", "model_answers",
+    }  # fmt: skip
     assert [name for name, result in found.items() if not result.evidence] == []
     assert [name for name, result in found.items() if not result.question.endswith("?")] == []
     assert verify.judge_checks({"checks": [dataclasses.asdict(each) for each in found.values()]}) == Exit.OK
@@ -222,6 +226,7 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("port_is_held_by_the_server", "blocker", put("ports > 0 > pids", [77]), {}, "held by pid 77"),
     ("served_model_is_the_one_wanted", "blocker", put("answers > model", {"ok": False, "message": "serves other, not demo-model"}), {}, "serves other, not demo-model"),
     ("model_answers", "blocker", put("answers > token", {"ok": False, "message": "HTTP 503: draining"}), {}, "HTTP 503: draining"),
+    ("workers_are_alive", "blocker", put("lost_workers", ["sglang::scheduler_TP3 (pid 7, rank 3) is gone"]), {}, "rank 3) is gone"),
     ("unit_is_enabled", "blocker", put("unit > UnitFileState", "disabled"), {}, "lamplighter-demo.service is disabled"),
     ("unit_is_as_written", "warning", put("unit > edited", "+Restart=no"), {}, "+Restart=no"),
     ("unit_is_as_written", "warning", put("unit > NeedDaemonReload", "yes"), {}, "daemon-reload"),

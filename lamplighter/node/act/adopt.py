@@ -1,7 +1,8 @@
 """Taking over a server that somebody started by hand: written down as a release before it is stopped.
 
 So a first deploy that fails can bring it back: the same arguments, in the same directory, with the same environment.
-Writes one release directory; its launch script and environment are their owner's alone, since both may hold secrets.
+Writes one release directory, for its owner alone. The environment and the secrets of the command line are in its
+``env`` and nowhere else: the launch script and the plan have their names.
 What cannot be brought back is said before anything is stopped.
 
 facts: ``/proc/PID/environ`` is the environment given at exec, which is what a new start needs; a process may belong to
@@ -20,8 +21,8 @@ import time
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from lamplighter.node.act import files
-from lamplighter.node.layout import ReleaseDirectory, ServerHome
-from lamplighter.node.observe import http, ownership, ports, processes
+from lamplighter.node.layout import KEPT_APART, ReleaseDirectory, ServerHome, environment_text
+from lamplighter.node.observe import commandline, http, ownership, ports, processes
 from lamplighter.node.observe.ownership import Claim
 from lamplighter.node.observe.processes import Process
 
@@ -118,9 +119,13 @@ def _read(process: Process, address: str) -> Union[Found, Impossible]:
     program = _program(process, directory, environment)
     if program is None:
         return Impossible(process, f"its command line does not say how it was started: {process.title!r}")
-    left_out = tuple(sorted(name for name in environment if not EXPORTABLE.fullmatch(name)))
+    left_out = tuple(sorted(filter(_is_left_out, environment)))
     kept = {name: environment[name] for name in environment if name not in (*left_out, *SHELLS_OWN)}
     return Found(process, (program, *process.argv[1:]), directory, kept, address, left_out)
+
+
+def _is_left_out(name: str) -> bool:
+    return not EXPORTABLE.fullmatch(name) or name.startswith(KEPT_APART)
 
 
 def _program(process: Process, directory: str, environment: Mapping[str, str]) -> Optional[str]:
@@ -197,13 +202,13 @@ def write(
     ``server`` is what the request says of the server; what the one found does not share with it is replaced. ``model``
     is what it reports, ``uuids`` are the GPUs that it uses. Raises OSError.
     """
+    argv, secrets = _kept_apart(found.argv)
     script = _SCRIPT.format(
         name=re.sub(r"[^\w.-]", "_", home.name),
         directory=shlex.quote(found.directory),
-        command=" \\\n    ".join(map(shlex.quote, found.argv)),
+        command=" \\\n    ".join(_in_script(word, secrets) for word in argv),
     )
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(found.environment.items())]
-    text = "".join(lines)
+    text = environment_text(found.environment, secrets)
     digest = hashlib.sha256((script + text).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     release = home.release(f"adopted-{digest}")
     files.make_directory(home.releases)
@@ -216,9 +221,9 @@ def write(
         files.write_json(
             inside.plan,
             {
-                "server": _plan(found, server, model, uuids),
+                "server": _plan(dataclasses.replace(found, argv=argv), server, model, uuids),
                 "engine": dict(engine),
-                "adopted": {"pid": found.process.pid, "t": time.time(), "api_key": api_key(engine, found)},
+                "adopted": {"pid": found.process.pid, "t": time.time()},
             },
         )
         verdict = {"verdict": "good", "t": time.time(), "run": run_id, "cause": None}
@@ -230,6 +235,23 @@ def write(
     files.point(home.current, os.path.join("releases", release.name))
     files.write_json(home.record, _record(found, server, model, uuids, release, run_id))
     return release
+
+
+def _kept_apart(argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line with a name in the place of each secret, as a shell refers to it, and what they are."""
+    secrets: dict[str, str] = {}
+
+    def keep(value: str) -> str:
+        name = f"{KEPT_APART}{len(secrets) + 1}"
+        secrets[name] = value
+        return f"${name}"
+
+    return commandline.without_secrets(argv, keep), secrets
+
+
+def _in_script(word: str, secrets: Mapping[str, str]) -> str:
+    before, dollar, name = word.rpartition("$")
+    return f'{shlex.quote(before) if before else ""}"${name}"' if dollar and name in secrets else shlex.quote(word)
 
 
 def _plan(found: Found, server: Mapping[str, Any], model: str, uuids: tuple[str, ...]) -> dict[str, Any]:

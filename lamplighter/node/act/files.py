@@ -62,7 +62,7 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
 def read_text(path: str) -> Optional[str]:
     """Return what `write_file` wrote to ``path``; None where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
     except OSError:
         return None

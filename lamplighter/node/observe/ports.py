@@ -72,6 +72,15 @@ def accepts(host: str, port: int, seconds: float = 0.2) -> bool:
         return False
 
 
+def refuses(host: str, port: int, seconds: float = 0.2) -> bool:
+    """Tell whether every address of ``host`` refuses connections to the port: nobody listens where it is asked."""
+    try:
+        found = _addresses(probe_host(host), port)
+        return all(_connects(family, address, seconds) == errno.ECONNREFUSED for family, address in found)
+    except (OSError, UnicodeError):
+        return False
+
+
 def _addresses(host: str, port: int) -> List[Tuple[int, Tuple[object, ...]]]:
     for family in (socket.AF_INET, socket.AF_INET6):  # a number needs no look-up, which takes longer than the answer
         with contextlib.suppress(OSError, UnicodeError):
@@ -81,14 +90,19 @@ def _addresses(host: str, port: int) -> List[Tuple[int, Tuple[object, ...]]]:
 
 
 def _accepts(family: int, address: Tuple[object, ...], seconds: float) -> bool:
+    return _connects(family, address, seconds) == 0
+
+
+def _connects(family: int, address: Tuple[object, ...], seconds: float) -> int:
+    """Return the errno of a connection, 0 when somebody took it."""
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(seconds)
-        if connection.connect_ex(address) != 0:
-            return False
-        is_itself = bool(connection.getsockname() == connection.getpeername())
-        if is_itself:  # the kernel picked the very port as our end; a reset keeps TIME_WAIT off it
+        problem = connection.connect_ex(address)
+        if problem == 0 and connection.getsockname() == connection.getpeername():
+            # The kernel picked the very port as our end: nobody listens; a reset keeps TIME_WAIT off it.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        return not is_itself
+            return errno.ECONNREFUSED
+        return problem
 
 
 def listening_inodes(port: int) -> FrozenSet[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import time
 from typing import Any, Optional, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Optional, Sequence
 from lamplighter.node import preflight, standing
 from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
-from lamplighter.node.layout import ReleaseDirectory, ServerHome
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import environment, swap
 from lamplighter.node.stages.locks import lock_resources
@@ -90,7 +89,7 @@ def _environment(run: Run) -> str:
         values["CUDA_VISIBLE_DEVICES"] = ""
     elif run.plan.gpus != "all":
         values["CUDA_VISIBLE_DEVICES"] = ",".join(run.uuids)
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
+    return environment_text(values)
 
 
 def use_earlier_release(run: Run) -> Optional[str]:

@@ -31,6 +31,7 @@ def test_current_release_is_the_one_that_runs(facts, evidence):
     evidence(f"release {release['current']}")
 
 
+@pytest.mark.serving
 def test_process_is_alive(server, facts, evidence):
     """Is the server's process alive?"""
     assert server.pid, f"no process: {facts['server']['message'] or facts['server']['state']}"
@@ -39,6 +40,7 @@ def test_process_is_alive(server, facts, evidence):
     evidence(f"pid {server.pid}, {len(states)} processes")
 
 
+@pytest.mark.serving
 def test_port_is_held_by_the_server(server, facts, evidence):
     """Does the server, and nobody else, listen on its port?"""
     ours = {each["pid"] for each in facts["processes"]}
@@ -52,6 +54,7 @@ def test_port_is_held_by_the_server(server, facts, evidence):
     evidence(", ".join(f"{each['address']} port {each['port']}" for each in listening))
 
 
+@pytest.mark.serving
 def test_served_model_is_the_one_wanted(facts, evidence):
     """Does it serve the model that the inventory names?"""
     found = facts["answers"]["model"]
@@ -59,11 +62,19 @@ def test_served_model_is_the_one_wanted(facts, evidence):
     evidence(found["message"])
 
 
+@pytest.mark.serving
 def test_model_answers(facts, evidence):
     """Does it answer a question?"""
     found = facts["answers"]["token"]
     assert found["ok"], found["message"]
     evidence(found["message"])
+
+
+def test_workers_are_alive(facts, evidence):
+    """Does every process live that it had when it became ready?"""
+    lost = facts["lost_workers"]
+    assert not lost, "; ".join(lost)
+    evidence(f"{len(facts['processes'])} processes")
 
 
 def test_unit_is_enabled(facts, evidence):
