@@ -39,53 +39,51 @@ def examine(
     is known to be bad, and where what serves is what is to start, of which all has been asked already.
     """
     by_hand = adopt.find(claims, change.plan.port)
-    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process, change.plan, home, claims):
-        who, is_needed = f"pid {by_hand.process.pid} ({by_hand.process.title})", True
-    elif by_hand is not None or target is None:
-        return  # it is said of the former that there is no way back to it
-    else:
-        who, is_needed = f"release {target.name}", _is_needed(home, target, change)
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    try:
-        start = _by_hand(by_hand, change) if isinstance(by_hand, adopt.Found) else _of_release(target, change)
-        troubles = [] if start is None else [each for each in ground.examine(start, stopping) if each.level == "error"]
-    except ground.NoAnswer as error:
-        again = events.invocation("deploy", host, home.name)
-        hint = f"`{again}` of what made it writes it again"
-        troubles = [Finding("launch_script", "error", "its launch script does not run", str(error), hint)]
-    if not troubles:
+    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process, change.plan, home, claims):
+        who = f"pid {by_hand.process.pid} ({by_hand.process.title})"
+        is_lost_with_it = preflight.is_answering(by_hand.host, change.plan.port)
+        trouble = _first_error(_by_hand(by_hand, change), stopping)
+    elif by_hand is None and target is not None and target.read_plan() is not None:
+        who, is_lost_with_it = f"release {target.name}", _is_lost_without(home, target, change)
+        try:
+            trouble = _first_error(_of_release(target, change), stopping)
+        except ground.NoAnswer as error:
+            hint = f"`{events.invocation('deploy', host, home.name)}` of what made it writes it again"
+            trouble = Finding("launch_script", "error", "its launch script does not run", str(error), hint)
+    else:
+        return  # there is none; where a person's server cannot be brought back, that has been said
+    if trouble is None:
         yield Finding("way_back", "ok", f"{who} could be started again")
-        return
-    is_serving = preflight.is_answering(change.plan.host, change.plan.port)
-    first = troubles[0]
-    if is_needed and is_serving:
-        stop, deploy = (events.invocation(verb, host, home.name) for verb in ("stop", "deploy"))
-        message = f"{who} serves, and could not be started again if this fails: {first.message}"
-        give_up = f"or give it up knowingly: `{stop}`, then `{deploy}`"
-        hint = f"{first.hint}; {give_up}" if first.hint else f"fix that, {give_up}"
-        yield Finding("way_back", "error", message, first.evidence, hint)
+    elif is_lost_with_it:
+        message = f"{who} serves, and could not be started again if this fails: {trouble.message}"
+        give_up = f"give it up knowingly: `{events.invocation('stop', host, home.name)}`, then the same again"
+        hint = f"{trouble.hint}; or {give_up}" if trouble.hint else f"fix that, or {give_up}"
+        yield Finding("way_back", "error", message, trouble.evidence, hint)
     else:
-        message = f"there is no way back: {who} could not be started again: {first.message}"
-        yield Finding("way_back", "warning", message, first.evidence, first.hint)
+        message = f"there is no way back: {who} could not be started again: {trouble.message}"
+        yield Finding("way_back", "warning", message, trouble.evidence, trouble.hint)
 
 
-def _is_needed(home: ServerHome, target: ReleaseDirectory, change: Change) -> bool:
-    """Tell whether a server that serves hangs on this release, if the new one fails."""
-    serving = preflight.what_serves(home)
-    if serving is None or (target.read_verdict() or {}).get("verdict") == "bad":
+def _first_error(start: Start, stopping: Collection[int]) -> Optional[Finding]:
+    return next((found for found in ground.examine(start, stopping) if found.level == "error"), None)
+
+
+def _is_lost_without(home: ServerHome, target: ReleaseDirectory, change: Change) -> bool:
+    """Tell whether a server that answers hangs on this release, if the new one fails."""
+    record = launcher.read_record(home)
+    if record is None or preflight.what_serves(home) is None:
         return False
-    return home.release(serving["release"]).digest != change.digest
+    if (target.read_verdict() or {}).get("verdict") == "bad" or home.release(record["release"]).digest == change.digest:
+        return False
+    return preflight.is_answering(record["host"], record["port"])
 
 
-def _of_release(target: Optional[ReleaseDirectory], change: Change) -> Optional[Start]:
-    stored = target.read_plan() if target is not None else None
-    if target is None or stored is None:
-        return None
+def _of_release(target: ReleaseDirectory, change: Change) -> Start:
+    stored = target.read_plan()
+    assert stored is not None
     plan, engine = Plan.load(stored["server"]), _engine_of(stored["engine"], change)
-    if plan.gpus != "all":
-        count: Optional[int] = len(plan.gpus)
-    else:
-        count = len(preflight.resolve_gpus(plan).uuids) or None
+    count = len(plan.gpus) if plan.gpus != "all" else len(preflight.resolve_gpus(plan).uuids) or None
     start = preflight.start_of(plan, engine, target, gpu_count=count)
     return dataclasses.replace(start, engine_version=None)  # one that was upgraded in its place may well start it
 

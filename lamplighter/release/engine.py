@@ -390,6 +390,7 @@ class _Ranks(_Part):
 class _Needs(_Part):
     package: StrictStr | None = None
     model_files: tuple[StrictStr, ...] | None = ()
+    model_reads: tuple[StrictStr, ...] = ()
     files: Flags = ()
     room: _Room | None = None
     ports: tuple[_DerivedPorts, ...] = ()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lamplighter.node.events import Exit
+from tests.driver import free_port
 from tests.lab.conftest import Box
 from tests.lab.test_adopt import by_hand
 
@@ -34,7 +35,7 @@ def test_a_server_that_could_not_be_started_again_is_stopped_only_knowingly(box:
     assert restarted.code == Exit.REFUSED, restarted
     assert restarted.server("box", "demo")["cause"] == "model_path"
 
-    new = with_model(box, "new")
+    new = with_model(box, "new", port=free_port())  # the old one answers where it was
     done = box.deploy()
     told = done.server("box", "demo")
     assert (done.code, told["stage"], told["cause"]) == (Exit.REFUSED, "preflight", "way_back"), done
@@ -43,6 +44,7 @@ def test_a_server_that_could_not_be_started_again_is_stopped_only_knowingly(box:
     assert "give it up knowingly" in done.stdout
     assert findings(box)["way_back"]["level"] == "error"
     assert box.serves()
+    with_model(box, "new")
 
     assert box.run("stop", "--json").code == Exit.OK
     done = box.deploy()

@@ -182,6 +182,15 @@ def test_a_model_whose_link_leads_nowhere(tmp_path: Path) -> None:
     assert "a link to ../../blobs/0123" in evidence
 
 
+def test_what_engines_do_not_read_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("download.log", "config.json"):
+        (tmp_path / name).symlink_to("/gone")
+        told = {
+            each.id for each in ground.examine(serving("sglang", "--model-path", str(tmp_path), model=str(tmp_path)))
+        }
+        assert ("model_unreadable" in told) == (name == "config.json")
+
+
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "README.md").touch()
     mine = start(model=str(tmp_path), engine={"needs": {"model_files": ["config.json", "*.gguf"]}})
@@ -235,9 +244,16 @@ def test_shared_memory_that_the_stopped_server_gives_back_counts(monkeypatch: py
     assert "shm_full" not in {each.id for each in ground.examine(serving("sglang"), [50])}
 
 
+def test_a_node_without_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "TEMPORARY_PLACES", ("/gone",))
+    assert "mode 1777" in errors(start())["tmp_unusable"].hint
+
+
 def test_a_directory_for_temporary_files_that_is_none(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path / "gone")}
-    assert "another TMPDIR" in errors(start(environment=environment))["tmp_unusable"].hint
+    gone = str(tmp_path / "gone")
+    found = {each.id: each for each in ground.examine(start(environment={**ENVIRONMENT, "TMPDIR": gone}))}
+    assert found["tmp_unusable"].level == "warning"  # Python goes on to the next place
+    assert f"{gone} is no directory" in found["tmp_unusable"].message
 
 
 def test_an_address_of_another_node_is_told_behind_our_own_listener(listener: socket.socket) -> None:

@@ -30,8 +30,9 @@ POINTER_BYTES = 8
 LEAST_INODES = 64
 GIB = 1 << 30
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-#: Where Python, and what it starts, look for a place for temporary files: the first that is one.
+#: Where Python, and what it starts, look for a place for temporary files: the first that takes some.
 TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+TEMPORARY_PLACES = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - looked at only
 #: So long may a launch script take to say what it gives to its server.
 SCRIPT_SECONDS = 30.0
 
@@ -269,7 +270,7 @@ def _model(start: Start) -> Iterator[Finding]:
         yield Finding("model_path", "error", f"the model path {start.model} does not exist on the node", hint=hint)
         return
     user = processes.user_name(os.geteuid())
-    trouble = _why_not_readable(path)
+    trouble = _why_not_readable(path, start)
     if trouble:
         hint = f"let {user} read it (a directory needs r and x, a file r), fetch it again, or correct {setting}"
         yield Finding("model_unreadable", "error", f"the model {start.model} cannot be read by {user}", trouble, hint)
@@ -285,8 +286,8 @@ def _model(start: Start) -> Iterator[Finding]:
     yield Finding("model", "ok", f"model {start.model}")
 
 
-def _why_not_readable(path: str) -> str:
-    """Open ``path``, and all files of a directory, as the server will; return what fails.
+def _why_not_readable(path: str, start: Start) -> str:
+    """Open ``path``, and of a directory the files that engines read, as the server will; return what fails.
 
     Really opened: permission bits do not tell of NFS, whose root may read less than others. facts: a model that comes
     from the hub's cache is a directory of links to files that may have been cleared away.
@@ -295,7 +296,10 @@ def _why_not_readable(path: str) -> str:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+    patterns = start.needs.get("model_reads") or ("*",)
     for name in names:
+        if name and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            continue
         file = os.path.join(path, name) if name else path
         try:
             if not os.path.isdir(file):
@@ -310,7 +314,7 @@ def _files(start: Start) -> Iterator[Finding]:
     """Can the other files be read that the command line names: a draft model, a tokenizer, a certificate?"""
     for flag in start.needs.get("files") or ():
         path = arguments.value_of((flag,), start.argv)
-        trouble = _why_not_readable(path) if path and os.path.isabs(path) else ""
+        trouble = _why_not_readable(path, start) if path and os.path.isabs(path) else ""
         if trouble:
             hint = f"put it there and let {processes.user_name(os.geteuid())} read it, or correct {_where(start, flag)}"
             yield Finding("file_unreadable", "error", f"{path}, which {flag} names, cannot be read", trouble, hint)
@@ -336,18 +340,25 @@ def _shared_memory(start: Start, stopping: Collection[int]) -> Iterator[Finding]
 
 
 def _temporary(start: Start) -> Iterator[Finding]:
-    place = next((start.environment[name] for name in TEMPORARY if start.environment.get(name)), "/tmp")  # noqa: S108
-    least = int((start.needs.get("room") or {}).get("tmp_mib") or 0)
-    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
-        message = f"{place} is no directory that {processes.user_name(os.geteuid())} can write to"
-        hint = f"make it (mode 1777), or set another TMPDIR under {start.setting('env')}"
-        yield Finding("tmp_unusable", "error", f"no temporary files: {message}", hint=hint)
+    given = [start.environment[name] for name in TEMPORARY if start.environment.get(name)]
+    usable = [place for place in (*given, *TEMPORARY_PLACES) if _takes_files(place)]
+    user, setting = processes.user_name(os.geteuid()), f"TMPDIR under {start.setting('env')}"
+    if not usable:
+        hint = f"make /tmp a directory of mode 1777, or set {setting}"
+        yield Finding("tmp_unusable", "error", f"there is no place where {user} can write temporary files", hint=hint)
         return
-    free = facts.space(place)
+    if given and usable[0] != given[0]:
+        message = f"{given[0]} is no directory that {user} can write to: temporary files go to {usable[0]}"
+        yield Finding("tmp_unusable", "warning", message, hint=f"make it (mode 1777), or correct {setting}")
+    least = int((start.needs.get("room") or {}).get("tmp_mib") or 0)
+    free = facts.space(usable[0])
     if not free["error"] and _is_short(free, least):
-        message = f"{place} is full: at least {least} MiB are needed there for sockets and temporary files"
-        hint = f"make room there, or set another TMPDIR under {start.setting('env')}"
-        yield Finding("tmp_full", "error", message, _shown_space(free), hint)
+        message = f"{usable[0]} is full: at least {least} MiB are needed there for sockets and temporary files"
+        yield Finding("tmp_full", "error", message, _shown_space(free), f"make room there, or set another {setting}")
+
+
+def _takes_files(place: str) -> bool:
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
 
 
 def _is_short(space: Mapping[str, Any], least_mib: int) -> bool:
