@@ -28,22 +28,27 @@ def _take_over(run: Run) -> Optional[str]:
     return None
 
 
+def _look_before(run: Run) -> Optional[str]:
+    """Ask what can be known of the server that is to start, and of the one that a roll back would start again."""
+    return checks.examine(run, releases.rollback_target(run, is_to_blame=True))
+
+
 BEFORE_DEPLOY: Stages = (
     ("lock", _take_over),
-    ("preflight", checks.examine),
+    ("preflight", _look_before),
     ("stage", releases.write_release),
     ("prove", environment.prove),
 )
 BEFORE_ROLLBACK: Stages = (
     ("lock", _take_over),
     ("stage", releases.use_earlier_release),
-    ("preflight", checks.examine),
+    ("preflight", _look_before),
     ("prove", environment.prove),
 )
 BEFORE_START: Stages = (
     ("lock", _take_over),
     ("stage", releases.use_current_release),
-    ("preflight", checks.examine),
+    ("preflight", _look_before),
     ("prove", environment.prove),
 )
 SWAP: Stages = (

@@ -18,7 +18,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 from lamplighter.node import preflight
 from lamplighter.node.envproof import SECRET
 from lamplighter.node.layout import ReleaseDirectory, read_json
-from lamplighter.node.observe import environ, gpus, nccl, ownership, processes
+from lamplighter.node.observe import environ, gpus, ground, nccl, ownership, processes, startup
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
 
@@ -132,15 +132,21 @@ def expected_of(release: ReleaseDirectory) -> Expected:
     )
 
 
-def version_of(plan: Plan, engine: Mapping[str, Any]) -> Version:
-    """Return a way to learn the engine's version; asking its interpreter takes a second, so only who needs it asks."""
+def version_of(plan: Plan, engine: Mapping[str, Any], release: ReleaseDirectory) -> Version:
+    """Return a way to learn the engine's version; asking its interpreter takes a second, so only who needs it asks.
+
+    It is asked in the environment that ``release`` gives to its server.
+    """
 
     @functools.lru_cache(maxsize=1)
     def ask() -> Optional[str]:
         distribution = engine.get("distribution")
         if plan.engine_version or not distribution:
             return plan.engine_version
-        return preflight.installed_version(plan.python, distribution)[0]
+        try:
+            return ground.installed(preflight.start_of(plan, engine, release)).version
+        except (startup.NoPython, ground.NoAnswer):
+            return None
 
     return ask
 

@@ -8,35 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
-import subprocess
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.act.launched import supervisor_in
-from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
-from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
+from lamplighter.node.layout import IDENTITY, ReleaseDirectory, ServerHome, all_servers, read_json
+from lamplighter.node.observe import arguments, facts, gpus, ground, holders, http, ownership, ports, processes
+from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
 ROOT_FREE_BYTES = 64 << 20
-SHM_FREE_BYTES = 1 << 30
-METADATA_SECONDS = 20.0
 #: Below it are system users, whose shared memory logind leaves alone.
 SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One question about the node and its answer; ``level`` is ok, warning or error."""
-
-    id: str
-    level: str
-    message: str
-    evidence: str = ""
-    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +33,34 @@ class Examination:
     claims: tuple[ownership.Claim, ...]
 
 
-def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: gpus.Resolved, host: str) -> Examination:
+def examine(
+    plan: Plan,
+    engine: Mapping[str, Any],
+    home: ServerHome,
+    resolved: gpus.Resolved,
+    host: str,
+    *,
+    release: Optional[ReleaseDirectory] = None,
+    request: Optional[Mapping[str, Any]] = None,
+) -> Examination:
     """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python.
 
-    ``host`` is how the inventory calls this node, for commands that a person can paste.
+    ``host`` is how the inventory calls this node, for commands that a person can paste. ``release`` is what will be
+    started where that is on the node already; ``request`` has the secrets of one that is not, and ``checks``.
     """
+    request = request or {}
     port = _look_at_port(plan)
     verdict = settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
     claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
+    stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
     findings = [
-        *_interpreter(plan),
-        *_engine_version(plan, engine),
-        *_model(plan),
+        *_start(plan, engine, resolved, release, request.get("secrets") or {}, stopping),
         *_port(plan, home, port, claims),
         *_space(home),
+        *ground.room_for_verify(
+            facts.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
+        ),
         *_gpus(plan, home, resolved, verdict, claims),
         *_launcher(plan, home),
         *_restarters(find_restarters(plan, home, claims)),
@@ -73,80 +72,51 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
 # ---------------------------------------------------------------------------------------------------------- questions
 
 
-def _interpreter(plan: Plan) -> Iterable[Finding]:
-    path = shutil.which(os.path.expanduser(plan.python))
-    where = f"servers.{plan.name}.python"
-    if path is None:
-        yield Finding(
-            "interpreter_missing",
-            "error",
-            f"the server's Python {plan.python} is not there or not executable",
-            hint=f"install it, or correct {where}",
-        )
-    else:
-        yield Finding("interpreter", "ok", f"Python {plan.python}", path)
-
-
-def _engine_version(plan: Plan, engine: Mapping[str, Any]) -> Iterable[Finding]:
-    distribution = engine.get("distribution")
-    if not distribution or shutil.which(os.path.expanduser(plan.python)) is None:
-        return
-    version, trouble = installed_version(plan.python, distribution)
-    where = f"servers.{plan.name}"
-    if version is None:
-        yield Finding(
-            "engine_missing",
-            "error",
-            f"{distribution} is not installed for {plan.python}",
-            trouble,
-            f"install it there, or correct {where}.python",
-        )
-    elif plan.engine_version not in (None, version):
-        yield Finding(
-            "engine_version",
-            "error",
-            f"the node has {distribution} {version}, the inventory says {plan.engine_version}",
-            hint=f"install that version, or correct {where}.engine_version",
-        )
-    else:
-        yield Finding("engine_version", "ok", f"{distribution} {version}")
-
-
-def installed_version(python: str, distribution: str) -> tuple[Optional[str], str]:
-    """Ask the server's interpreter for a distribution's version, by its metadata; (None, why) if it has none."""
-    return _ask_metadata(python, "m.version(sys.argv[1])", distribution)
-
-
-def installed_place(python: str, distribution: str) -> tuple[Optional[str], str]:
-    """Ask the server's interpreter where a distribution's metadata lies; (None, why) if it has none."""
-    return _ask_metadata(python, "str(m.distribution(sys.argv[1])._path)", distribution)
-
-
-def _ask_metadata(python: str, question: str, distribution: str) -> tuple[Optional[str], str]:
-    script = f"import sys, importlib.metadata as m; sys.stdout.write({question})"
-    command = [os.path.expanduser(python), "-c", script, distribution]
+def _start(
+    plan: Plan,
+    engine: Mapping[str, Any],
+    resolved: gpus.Resolved,
+    release: Optional[ReleaseDirectory],
+    secrets: Mapping[str, str],
+    stopping: Collection[int],
+) -> Iterable[Finding]:
+    """Whether what is wanted can start here."""
+    count = None if resolved.error is not None else len(resolved.uuids)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=METADATA_SECONDS, check=False, cwd="/")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
-    if done.returncode:
-        return None, (done.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    return done.stdout.decode("utf-8", "surrogateescape").strip(), ""
+        start = start_of(plan, engine, release, gpu_count=count, secrets=secrets)
+    except ground.NoAnswer:
+        return  # the proof that follows says what is wrong with the script, and what to do
+    yield from ground.examine(start, stopping)
 
 
-def _model(plan: Plan) -> Iterable[Finding]:
-    if not plan.model.startswith(("/", "~")):
-        return  # a hub id or a name: the engine's own affair
-    path = os.path.expanduser(plan.model)
-    if os.path.exists(path):
-        yield Finding("model", "ok", f"model {plan.model}")
-    else:
-        yield Finding(
-            "model_path",
-            "error",
-            f"the model path {plan.model} does not exist on the node",
-            hint=f"put the model there, or correct servers.{plan.name}.model",
-        )
+def start_of(
+    plan: Plan,
+    engine: Mapping[str, Any],
+    release: Optional[ReleaseDirectory] = None,
+    *,
+    gpu_count: Optional[int] = None,
+    secrets: Optional[Mapping[str, str]] = None,
+) -> ground.Start:
+    """Return what starting ``plan`` means on this node: by the launch script of its release, if that is here.
+
+    ``secrets`` are those of a release that is not. Raises NoAnswer.
+    """
+    environment, directory = launcher.planned_environment(plan, secrets or {}), None
+    if release is not None:
+        environment, directory = ground.surroundings(release.launch_script, launcher.bare_environment())
+    return ground.Start(
+        name=plan.name,
+        argv=plan.argv,
+        environment=environment,
+        python=plan.python,
+        model=arguments.model_of(engine, plan.argv) or plan.model,
+        host=plan.host,
+        port=plan.port,
+        gpus=gpu_count,
+        engine=engine,
+        engine_version=plan.engine_version,
+        directory=directory,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +144,10 @@ def _port(plan: Plan, home: ServerHome, look: _PortLook, claims: Iterable[owners
     elif starting:
         message = f"port {plan.port} is bound, most likely by what is still starting, which will be stopped"
         yield Finding("port", "ok", message, f"{look.check.reason}; {_pids(starting)}")
-    elif not look.check.free:
+    elif look.check.taken:
         message = f"port {plan.port} on {plan.host} cannot be bound"
         yield Finding("port_in_use", "error", message, look.check.reason, hint)
-    else:
+    elif look.check.free:  # where it never can be had, the address says so
         yield Finding("port", "ok", f"port {plan.port} is free", look.check.reason)
 
 
@@ -206,10 +176,6 @@ def _space(home: ServerHome) -> Iterable[Finding]:
         yield Finding("disk_full", "error", message, hint="make room: releases, journals and logs live there")
     else:
         yield Finding("disk", "ok", f"{free >> 20} MiB free below {place}")
-    shm = _free_bytes("/dev/shm")  # noqa: S108
-    if shm < SHM_FREE_BYTES:
-        hint = "NCCL and multiprocessing need it: enlarge the tmpfs, or remove dead segments"
-        yield Finding("shm_small", "warning", f"only {shm >> 20} MiB free in /dev/shm", hint=hint)
 
 
 def _free_bytes(path: str) -> int:

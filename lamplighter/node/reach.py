@@ -9,19 +9,17 @@ from lamplighter.node import liveproof
 from lamplighter.node.act import interpreter, launcher
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.observe import startup
+from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
-from lamplighter.node.preflight import Finding
 
 STOPPED = "stopped"
 
 
 def scope_findings(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     """Say which scope this server's Python needs and why, naming the file that shadows others."""
-    environ = launcher.bare_environment()
-    # The launch script puts the interpreter's own directory in front.
-    path = os.pathsep.join([*([os.path.dirname(plan.python)] if os.path.isabs(plan.python) else []), environ["PATH"]])
+    environ = launcher.planned_environment(plan, {})
     try:
-        told = startup.ask(_interpreter(plan, path), {**environ, "PATH": path, **plan.exports})
+        told = startup.ask(_interpreter(plan, environ["PATH"]), environ)
     except startup.NoPython as error:
         yield Finding("sitecustomize", "warning", "the start of the server's Python cannot be looked at", str(error))
         return
@@ -87,7 +85,7 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         liveproof.expected_of(release),
         record.get("records") or os.path.join(os.path.dirname(record["log"]), "envproof"),
         engine,
-        liveproof.version_of(plan, engine),
+        liveproof.version_of(plan, engine, release),
         record["log"] if plan.nccl_proof else None,
     )
     return {**proof.to_json(), "release": release.name}

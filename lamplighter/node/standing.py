@@ -19,7 +19,7 @@ from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import commandline, drift, facts, gpus, http, ports, processes
+from lamplighter.node.observe import arguments, drift, facts, gpus, ground, http, ports, processes, startup
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
@@ -70,7 +70,7 @@ def write_down(run: Run) -> None:
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
                 "argv": _without_secrets(process.argv) if process else None,
-                "engine": _installed_engine(run.plan, run.engine),
+                "engine": _installed_engine(run.plan, run.engine, run.release),
                 "driver": _driver(),
                 "drop_ins": _drop_ins(run.home),
                 "environment": [[each.name, each.found] for each in _in_environment(report, [])],
@@ -93,17 +93,20 @@ def _crew(engine: Mapping[str, Any], members: Sequence[Process], workers: Collec
 
 def _without_secrets(argv: Sequence[str]) -> List[str]:
     """Return a command line for records and people: a secret that was in it rests in a release's ``env`` alone."""
-    return list(commandline.without_secrets(argv, lambda _: drift.HIDDEN))
+    return list(arguments.without_secrets(argv, lambda _: drift.HIDDEN))
 
 
-def _installed_engine(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
+def _installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Dict[str, Any]:
     distribution = engine.get("distribution")
     if not distribution:
         return {}
-    place, trouble = preflight.installed_place(plan.python, distribution)
-    if place is None:
-        return {"error": trouble}
-    return {"distribution": distribution, "dist_info": place, **facts.engine_files(place)}
+    try:
+        found = ground.installed(preflight.start_of(plan, engine, release))
+    except (startup.NoPython, ground.NoAnswer) as error:
+        return {"error": str(error)}
+    if not found.place:
+        return {"error": found.trouble}
+    return {"distribution": distribution, "dist_info": found.place, **facts.engine_files(found.place)}
 
 
 def _driver() -> Dict[str, Optional[str]]:
@@ -548,8 +551,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
     record = launcher.read_record(home)
     members = members_of(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
-    place = os.path.expanduser(plan.model)
-    found = facts.node_facts(plan.gpus, [home.path, "~/.cache", "/tmp", *([place] if os.path.isabs(place) else [])])  # noqa: S108
+    found = facts.node_facts(plan.gpus, facts.places(home.path, plan.model))
     uuids = found["wanted"]["uuids"]
     report = reach.live_report(home)
 
@@ -563,7 +565,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,
         "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(home, record or {}, report)},
-        "engine": _engine_facts(plan, engine),
+        "engine": _engine_facts(plan, engine, home, record or {}),
         "unit": _unit_facts(home, record or {}),
         "logind": _logind_facts(found["host"]),
         "release": _release_facts(home, record or {}),
@@ -628,8 +630,9 @@ def _sitecustomize(home: ServerHome, record: Mapping[str, Any], report: Mapping[
     return verdicts
 
 
-def _engine_facts(plan: Plan, engine: Mapping[str, Any]) -> Dict[str, Any]:
-    found = _installed_engine(plan, engine)
+def _engine_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
+    running = home.release(record["release"]) if record.get("release") else None
+    found = _installed_engine(plan, engine, running if running is not None and running.is_complete() else None)
     found.pop("stats", None)
     return found
 

@@ -8,11 +8,23 @@ import os
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from lamplighter.node import deploy, events, hindsight, journal, preflight, reach, relay, standing, undeploy
+from lamplighter.node import (
+    deploy,
+    events,
+    hindsight,
+    journal,
+    preflight,
+    reach,
+    relay,
+    standing,
+    undeploy,
+    wayback,
+)
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.observe import drift, ownership, ports, processes
+from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.worker import RESERVES, Run, is_at_work
@@ -357,9 +369,17 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
     plan = Plan.load(request["server"])
     home = server_home(root, plan.name)
-    found = preflight.examine(plan, request["engine"], home, preflight.resolve_gpus(plan), request["host"])
+    resolved, engine, host = preflight.resolve_gpus(plan), request["engine"], request["host"]
+    found = preflight.examine(plan, engine, home, resolved, host, request=request)
+    change = wayback.Change(plan, engine, request["release"]["digest"])
+    findings = [
+        *found.findings,
+        *wayback.examine(home, change, catalogue.way_back(home), found.claims, host),
+        *reach.scope_findings(plan, home),
+        *_failed_before(home, request),
+    ]
     return {
-        "findings": [vars(finding) for finding in (*found.findings, *reach.scope_findings(plan, home))],
+        "findings": [vars(finding) for finding in findings],
         "would_stop": [
             {
                 "pid": claim.process.pid,
@@ -373,6 +393,21 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
             for claim in found.claims
         ],
     }
+
+
+def _failed_before(home: ServerHome, request: dict[str, Any]) -> Iterable[Finding]:
+    """Warn where the very thing that a deploy would start has failed here before."""
+    verdict = _verdict_on(home, request)
+    if verdict.get("verdict") == "bad":
+        digest, run = request["release"]["digest"], str(verdict.get("run"))
+        message = f"release {digest} failed on {_date_of(verdict)}: a deploy tries it again, --if-changed does not"
+        why = f"{verdict.get('message') or verdict.get('cause') or 'why is not known'} (run {run})"
+        hint = f"`{events.invocation('logs', request['host'], home.name, '--run', run)}` shows its log"
+        yield Finding("bad_release", "warning", message, why, hint)
+
+
+def _date_of(verdict: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
 
 
 def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
@@ -419,12 +454,11 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     verdict = _verdict_on(home, request)
     if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
         return Before(None, tuple(reasons))
-    on = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
     now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
     end = _ended(
         "refused",
         Exit.ROLLED_BACK if serving else Exit.NOT_READY,
-        f"release {digest} failed on {on} and is not tried again; {now}",
+        f"release {digest} failed on {_date_of(verdict)} and is not tried again; {now}",
         serving,
         cause="bad_release",
         evidence=verdict.get("message") or "",

@@ -357,10 +357,57 @@ class _Overwrite(_Part):
     versions: Annotated[StrictStr, Field(pattern=r"^(\*|(<=|>=|<|>|==)\d[\w.]*(,(<=|>=|<|>|==)\d[\w.]*)*)$")] = "*"
 
 
+Flags = tuple[Annotated[StrictStr, Field(pattern=r"^-{1,2}[a-z][a-z0-9-]*$")], ...]
+
+
+class _Room(_Part):
+    tmp_mib: int = 0
+    shm_mib: int = 0
+    shm_mib_ranks: int = 0
+
+
+class _DerivedPorts(_Part):
+    """Ports in a row. ``plus``: what the first is above the HTTP port where none of ``flags`` says it."""
+
+    uses: Annotated[tuple[StrictStr, ...], Field(min_length=1)]
+    flags: Flags = ()
+    plus: int | None = None
+    when: Flags = ()
+    rank: Flags = ()
+
+
+class _Factor(_Part):
+    flags: Annotated[Flags, Field(min_length=1)]
+    unless: Flags = ()
+
+
+class _Elsewhere(_Part):
+    flags: Annotated[Flags, Field(min_length=1)]
+    values: tuple[StrictStr, ...]
+
+
+class _Ranks(_Part):
+    factors: tuple[_Factor, ...] = ()
+    nodes: Flags = ()
+    first_gpu: Flags = ()
+    elsewhere: tuple[_Elsewhere, ...] = ()
+
+
+class _Needs(_Part):
+    package: StrictStr | None = None
+    model_files: tuple[StrictStr, ...] | None = ()
+    model_reads: tuple[StrictStr, ...] = ()
+    files: Flags = ()
+    room: _Room | None = None
+    ports: tuple[_DerivedPorts, ...] = ()
+    ranks: _Ranks | None = None
+
+
 class _File(_Part):
     extends: StrictStr | None = None
     distribution: StrictStr | None = None
     launch: _Launch | None = None
+    needs: _Needs | None = None
     api_key_flag: StrictStr | None = None
     api_key_env: StrictStr | None = None
     identity: _Identity | None = None

@@ -200,8 +200,9 @@ class HostSession:
         """Ask the preflight's questions, and who would be stopped by a deploy. Reads only."""
         engine = load_engine(server.engine, self.project / "roles")
         release = build_release(self.host, server, engine, self.project)
-        plan = release.manifest["server"]
-        found = self._result({"verb": "check", "server": plan, "engine": engine.compiled})
+        plan, named = release.manifest["server"], {"digest": release.digest}
+        request = {"verb": "check", "server": plan, "engine": engine.compiled, "release": named}
+        found = self._result({**request, "checks": server.to_json()["checks"]})
         return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
 
     def env(self, server: Server) -> dict[str, Any]:
@@ -238,6 +239,7 @@ class HostSession:
                 "digest": release.digest,
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
+            "checks": server.to_json()["checks"],
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }

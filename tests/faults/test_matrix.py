@@ -301,6 +301,37 @@ def mend_old_release(ground: Ground) -> None:
     ground.node.sh("mkdir -p /root/old-model")
 
 
+def lose_weights(ground: Ground, process: Any) -> None:
+    """The hub's cache is cleared: what lies in the model's directory are links to nothing."""
+    ground.node.sh("ln -s /root/blobs/0123 /root/old-model/model.safetensors")
+
+
+def find_weights(ground: Ground) -> None:
+    ground.node.sh("rm -f /root/old-model/model.safetensors")
+
+
+def fill_shm(ground: Ground, process: Any) -> None:
+    ground.node.sh("cat /dev/zero >/dev/shm/of-others 2>/dev/null || true")
+
+
+def empty_shm(ground: Ground) -> None:
+    ground.node.sh("rm -f /dev/shm/of-others")
+
+
+def take_derived_port(ground: Ground, process: Any) -> None:
+    ground.node.sh(f"setsid /usr/bin/python3 -m http.server {NCCL_PORT} >/dev/null 2>&1 </dev/null &")
+    eventually(lambda: f":{NCCL_PORT:04X} 00000000:0000 0A" in ground.node.read("/proc/net/tcp"))
+
+
+def hide_program(ground: Ground, process: Any) -> None:
+    ground.node.sh("mv /usr/local/bin/lamplighter-demo-server /usr/local/bin/hidden")
+
+
+def show_program(ground: Ground) -> None:
+    ground.node.sh("mv /usr/local/bin/hidden /usr/local/bin/lamplighter-demo-server")
+
+
+NCCL_PORT = 18765
 OLD_MODEL = {"model": "/root/old-model", "served_name": "demo-model"}
 LIES = {"fields": {"*": {"memory.used": "[N/A]", "memory.total": "[Unknown Error]"}}}
 KILLED: Callable[[str], Ends] = by_stage(
@@ -395,6 +426,17 @@ FAULTS = (
     # It becomes ready, and the checks find that it answers nothing: nothing serves, and that is said.
     Fault("one token, then silence", nothing, always(({Exit.NOT_READY}, {"none"})), ("ready",), ("ready",),
           new={"args": {"lab-fail": "silent"}}, mend=end_server, few=IN_THE_SERVER),
+    *(
+        Fault(name, strike, always(REFUSED), ("lock", "preflight"), ("lock", "preflight"), mend=mend, old=old, new=new,
+              few="it is asked once, before anything is touched")
+        for name, strike, mend, old, new in (
+            ("old model gone", break_old_release, mend_old_release, OLD_MODEL, {}),
+            ("old model's weights gone", lose_weights, find_weights, OLD_MODEL, {}),
+            ("/dev/shm filled", fill_shm, empty_shm, {}, {}),
+            ("derived port held", take_derived_port, leave_port, {}, {"args": {"nccl-port": NCCL_PORT}}),
+            ("program gone", hide_program, show_program, {}, {}),
+        )
+    ),
     *(
         Fault(f"new server dies in {phase}", nothing, always(BACK), ("ready",), ("ready",),
               new={"args": {"lab-fail": f"die:{phase}"}}, few=IN_THE_SERVER)

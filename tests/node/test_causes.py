@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,37 @@ def test_the_kernels_log_is_read_where_it_may_be(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(causes, "KERNEL_SECONDS", 0.2)
     (tmp_path / "dmesg").write_text("#!/bin/sh\nexec sleep 600\n")
     assert kernel_notes(0.0) is None
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_derived_port_is_named_with_its_holder(is_named: bool) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        line = (
+            f"ValueError: rpc_port at {port} is not available in 30 seconds."
+            if is_named
+            else "ZMQError: Address already in use"
+        )
+        found = dataclasses.replace(FOUND, cause="derived_port_in_use", evidence=line)
+        derived = {} if is_named else {port: "RPC"}
+        told = explain(found, failed(derived=derived), {}, [])
+        who = f"port {port}{'' if is_named else ' (RPC)'} is held by pid {os.getpid()} ("
+        assert who in told.diagnosis.evidence
+        assert line in told.diagnosis.evidence
+        assert any(who in each for each in told.notes)
+        own = explain(found, failed(derived=derived, pids={os.getpid()}), {}, [])
+        assert own.diagnosis.evidence == line
+
+
+def test_a_socket_file_of_zmq_is_named_with_its_holder(tmp_path: Path) -> None:
+    path = str(tmp_path / "zmq")
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(path)
+        found = dataclasses.replace(
+            FOUND,
+            cause="derived_port_in_use",
+            evidence=f"zmq.error.ZMQError: Address already in use (addr='ipc://{path}')",
+        )
+        assert f"{path} is held by pid {os.getpid()} (" in explain(found, failed(), {}, []).diagnosis.evidence

@@ -13,7 +13,7 @@ import pytest
 from lamplighter.node import liveproof
 from lamplighter.node.act import adopt, files
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.observe import commandline, drift
+from lamplighter.node.observe import arguments, drift
 from lamplighter.node.plan import Plan
 from lamplighter.node.probe import find_api_key
 from tests.node.living import Living, process_of, until
@@ -69,16 +69,16 @@ def test_one_that_is_damaged_has_no_variables(tmp_path: Path, text: str) -> None
     ],
 )
 def test_secrets_of_a_command_line_are_known_by_their_flags(words: str, shown: str) -> None:
-    assert commandline.without_secrets(words.split(), lambda _: "*") == tuple(shown.split())
+    assert arguments.without_secrets(words.split(), lambda _: "*") == tuple(shown.split())
 
 
 def test_a_command_within_a_word_is_a_secret_as_a_whole() -> None:
-    assert commandline.without_secrets(["sh", "-c", "exec x --api-key k"], lambda _: "*") == ("sh", "-c", "*")
+    assert arguments.without_secrets(["sh", "-c", "exec x --api-key k"], lambda _: "*") == ("sh", "-c", "*")
 
 
 def test_the_order_of_arguments_shows_no_key() -> None:
     one, two = ["x", "--api-key", "k3y", "a"], ["x", "a", "--api-key", "k3y"]
-    hidden = [list(commandline.without_secrets(words, lambda _: drift.HIDDEN)) for words in (one, two)]
+    hidden = [list(arguments.without_secrets(words, lambda _: drift.HIDDEN)) for words in (one, two)]
     assert "k3y" not in str(drift.of_words(drift.ARGV, "argv", *hidden))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from lamplighter.node import preflight
 from lamplighter.node.layout import RunDirectory, ServerHome
 from lamplighter.node.observe import gpus, ports, processes
+from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 from tests.node.living import Living, until
 
@@ -67,7 +69,7 @@ class Starting:
         }  # fmt: skip
         return Plan.load(data)
 
-    def findings(self) -> dict[str, preflight.Finding]:
+    def findings(self) -> dict[str, Finding]:
         found = preflight.examine(self.plan(), {}, self.home, gpus.Resolved(()), "gpu1")
         return {finding.id: finding for finding in found.findings}
 
@@ -115,3 +117,13 @@ def test_a_port_bound_by_a_stranger_is_refused_though_ours_runs_on_another(start
     finding = starting.findings()["port_in_use"]
     assert finding.level == "error"
     assert "without listening" in finding.evidence
+
+
+def test_a_host_that_is_not_this_nodes_is_refused_though_our_own_server_has_the_port(starting: Starting) -> None:
+    starting.listen()
+    elsewhere = dataclasses.replace(starting.plan(), host="203.0.113.7")
+    found = preflight.examine(elsewhere, {}, starting.home, gpus.Resolved(()), "gpu1").findings
+    told = {finding.id: finding for finding in found}
+    assert told["listen_address"].level == "error"
+    assert "servers.demo.host" in told["listen_address"].hint
+    assert "port_in_use" not in told

@@ -301,3 +301,19 @@ def test_an_engine_with_a_program_beside_its_python_needs_that_pythons_path() ->
     with pytest.raises(InventoryError) as caught:
         load_engine("vllm", ROLES).argv(server(engine="vllm", python="python3"))
     assert "servers.kimi.python: must be a path" in str(caught.value)
+
+
+def test_what_an_engine_needs_is_checked_and_merged(roles: Path) -> None:
+    needs = "needs: {package: zebra, room: {shm_mib: 16, tmp_mib: 64}, ports: [{uses: [RPC], flags: [--rpc-port]}]}\n"
+    role(roles, "plains", f"{PARENT}{needs}")
+    role(roles, "grevy", "extends: plains\nneeds: {package: null, room: {shm_mib: 32}}\n")
+    merged = load_engine("grevy", roles).compiled["needs"]
+    assert (merged["package"], merged["room"]) == (None, {"shm_mib": 32, "tmp_mib": 64})
+    assert merged["ports"] == [{"uses": ["RPC"], "flags": ["--rpc-port"]}]
+    for wrong, says in (
+        ("ports: [{flags: [--rpc-port]}]", "needs.ports.0.uses: is missing"),
+        ("ports: [{uses: [RPC], flags: [rpc-port]}]", "needs.ports.0.flags.0"),
+        ("packages: zebra", "needs.packages: unknown key (did you mean package?)"),
+        ("room: {shm_mib: much}", "needs.room.shm_mib"),
+    ):
+        assert says in refused(roles, "plains", f"{PARENT}needs: {{{wrong}}}\n")

@@ -22,7 +22,7 @@ from typing import Any, Iterable, Mapping, Optional, Union
 
 from lamplighter.node.act import files
 from lamplighter.node.layout import KEPT_APART, ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.observe import commandline, http, ownership, ports, processes
+from lamplighter.node.observe import arguments, http, ownership, ports, processes
 from lamplighter.node.observe.ownership import Claim
 from lamplighter.node.observe.processes import Process
 
@@ -146,7 +146,7 @@ def reported_model(engine: Mapping[str, Any], found: Found, port: int, tls: str 
     identity = engine.get("identity") or {}
     try:
         if identity.get("source") == "reply":
-            model = _model_argument(engine, found.argv)
+            model = arguments.model_of(engine, found.argv)
             reply = http.generate(engine, host, port, model or "", ANSWER_SECONDS, api_key=key, tls=tls)
             return (model, "") if model and reply.ok else (None, reply.error or "its arguments name no model")
         rule = http.identity_matches(engine, {"served_name": "", "model": ""}, _models(engine, host, port, key, tls))
@@ -159,33 +159,11 @@ def _models(engine: Mapping[str, Any], host: str, port: int, key: Optional[str],
     return http.models(engine, host, port, ANSWER_SECONDS, api_key=key, tls=tls)
 
 
-def _model_argument(engine: Mapping[str, Any], argv: tuple[str, ...]) -> Optional[str]:
-    """Find the model among the arguments: the value of its flag, or the word in its place of the launch command."""
-    launch = engine.get("launch") or {}
-    flag = (launch.get("flags") or {}).get("model")
-    if flag:
-        return _value_of(flag, argv)
-    command = list(launch.get("command") or ())
-    if "{model}" not in command:
-        return None
-    before = command[command.index("{model}") - 1]
-    after = argv[argv.index(before) + 1 :] if before in argv else ()
-    return after[0] if after and not after[0].startswith("-") else None
-
-
-def _value_of(flag: str, argv: tuple[str, ...]) -> Optional[str]:
-    for place, word in enumerate(argv):
-        if word.startswith(f"{flag}="):
-            return word[len(flag) + 1 :]
-        if word == flag and place + 1 < len(argv):
-            return argv[place + 1]
-    return None
-
-
 def api_key(engine: Mapping[str, Any], found: Found) -> Optional[str]:
     """Return the key that the server asks of its clients, from its arguments or its environment."""
     flag, variable = engine.get("api_key_flag"), engine.get("api_key_env")
-    return (_value_of(flag, found.argv) if flag else None) or (found.environment.get(variable) if variable else None)
+    said = arguments.value_of((flag,), found.argv) if flag else None
+    return said or (found.environment.get(variable) if variable else None)
 
 
 def write(
@@ -246,7 +224,7 @@ def _kept_apart(argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]
         secrets[name] = value
         return f"${name}"
 
-    return commandline.without_secrets(argv, keep), secrets
+    return arguments.without_secrets(argv, keep), secrets
 
 
 def _in_script(word: str, secrets: Mapping[str, str]) -> str:

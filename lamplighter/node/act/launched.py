@@ -10,11 +10,15 @@ import dataclasses
 import os
 import signal
 import time
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, read_json
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Unit
+from lamplighter.node.plan import Plan
+
+#: What every launch script has on its PATH, behind the directory of the server's Python.
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +82,18 @@ def bare_environment(records: Optional[str] = None) -> dict[str, str]:
     ``records`` is the directory in which each Python of the server leaves proof of its variables.
     """
     keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ", "PATH") if name in os.environ}
-    bare = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **keep, "LANG": "C.UTF-8"}
+    bare = {"PATH": STANDARD_PATH, **keep, "LANG": "C.UTF-8"}
     return bare if records is None else {**bare, "LAMPLIGHTER_RECORDS": records}
+
+
+def planned_environment(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return what the launch script will give to a server whose release is not written yet; see launch.sh.j2.
+
+    But for its own directory on PYTHONPATH, which holds nothing that a server imports, and for the GPUs.
+    """
+    bare = bare_environment()
+    first = os.path.dirname(plan.python) if os.path.isabs(plan.python) else bare["PATH"]
+    return {**bare, "PATH": f"{first}:{STANDARD_PATH}", **plan.exports, **secrets}
 
 
 def read_launched(launch: LaunchFiles) -> Optional[Launched]:

@@ -117,7 +117,8 @@ class Explained:
 class Failed:
     """A failed start as the node saw it: ``since`` monotonic seconds, ``signal`` the one that ended its main process.
 
-    ``pids`` were its processes, ``uuids`` its GPUs, ``environment`` the variables it was given.
+    ``pids`` were its processes, ``uuids`` its GPUs, ``environment`` the variables it was given. ``derived``: the ports
+    that its engine takes beside ``port``, and what for.
     """
 
     port: int
@@ -127,6 +128,7 @@ class Failed:
     uuids: Collection[str]
     environment: Mapping[str, str]
     directory: str
+    derived: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 def explain(
@@ -156,6 +158,10 @@ def explain(
         evidence = "its main process was ended by SIGKILL, and its log names no error"
         hint = "find out who sends it: another deploy, a supervisor, a memory limit of servers.{server}"
     notes += _about_nine(cause, failed, bool(killed), kernel is not None, bool(looks.get("kills_itself")))
+    if cause == "derived_port_in_use":
+        held = _holders_of_derived(failed, evidence)
+        evidence = "; ".join([*([evidence] if evidence else []), *held[:1]])
+        notes += held
     notes += _about(cause, failed)
     return Explained(dataclasses.replace(found, cause=cause, evidence=evidence, hint=hint), tuple(notes))
 
@@ -174,7 +180,7 @@ def _about_nine(cause: Optional[str], failed: Failed, is_oom: bool, is_readable:
 
 def _about(cause: Optional[str], failed: Failed) -> List[str]:
     """What can be measured now that belongs to the cause."""
-    if cause in ("port_in_use", "derived_port_in_use"):
+    if cause == "port_in_use":
         return _holders_of_port(failed)
     if cause in ("gpu_held", "gpu_oom", "kv_cache_too_small"):
         return _holders_of_gpus(failed)
@@ -190,13 +196,23 @@ def _about(cause: Optional[str], failed: Failed) -> List[str]:
 
 
 def _holders_of_port(failed: Failed) -> List[str]:
+    holder = ports.who_listens(failed.port, failed.pids)
+    return [f"port {failed.port} is held by {holder}"] if holder else []
+
+
+def _holders_of_derived(failed: Failed, evidence: str) -> List[str]:
+    """Name who holds one of the ports, or socket files, that the log's line or the engine's rules name."""
+    named = [int(word) for word in re.findall(r"(?<![\d.])\d{4,5}(?![\d.])", evidence) if int(word) < 1 << 16]
     found = []
-    for pid in ports.owners(failed.port):
-        process = processes.read_process(pid)
-        if process is not None and pid not in failed.pids:
-            found.append(
-                f"port {failed.port} is held by pid {pid} ({processes.user_name(process.uid)}, {process.title})"
-            )
+    for port in dict.fromkeys([*named, *failed.derived]):
+        holder = ports.who_listens(port, failed.pids) if port != failed.port else ""
+        if holder:
+            use = f" ({failed.derived[port]})" if port in failed.derived else ""
+            found.append(f"port {port}{use} is held by {holder}")
+    for path in re.findall(r"ipc://(/[^\s'\")]+)", evidence):
+        holder = ports.who_has_file(path, failed.pids)
+        if holder:
+            found.append(f"{path} is held by {holder}")
     return found
 
 

@@ -260,6 +260,12 @@ def read_mounts(text: str) -> List[Dict[str, str]]:
     return found
 
 
+def places(home: str, model: str) -> List[str]:
+    """Name the places whose free room a server needs, beside /dev/shm: releases and logs, caches, /tmp, its model."""
+    path = os.path.expanduser(model)
+    return [home, "~/.cache", "/tmp", *([path] if os.path.isabs(path) else [])]  # noqa: S108 - looked at only
+
+
 def space(path: str) -> Dict[str, Any]:
     """Return the free and total bytes and inodes of the file system that ``path`` lies on, or will lie on.
 

@@ -48,12 +48,14 @@ class Listener:
 class PortCheck:
     """Whether a server could bind; ``reason`` says why not, or what was noticed although it can.
 
+    ``taken``: somebody has the port, and would have to let it go; else address or port can never be had as they are.
     ``silent``: a socket is in the way that is bound and does not listen. Nothing tells whose it is.
     """
 
     free: bool
     reason: str = ""
     silent: bool = False
+    taken: bool = False
 
 
 def listeners(port: Optional[int] = None, among: Optional[Collection[int]] = None) -> Tuple[Listener, ...]:
@@ -121,6 +123,18 @@ def socket_files(pids: Collection[int]) -> FrozenSet[str]:
     return frozenset(path for inode, path in _bound_files() if f"socket:[{inode}]" in inodes)
 
 
+def who_has_file(path: str, but: Collection[int] = ()) -> str:
+    """Name who has bound the socket file ``path``, as ``who_listens`` does; "" for nobody but the pids ``but``."""
+    inodes = {f"socket:[{inode}]" for inode, bound in _bound_files() if bound == path}
+    names = []
+    for pid in processes.pids() if inodes else ():
+        if pid not in but and not inodes.isdisjoint((processes.open_files(pid) or {}).values()):
+            process = processes.read_process(pid)
+            if process is not None:
+                names.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")
+    return ", ".join(names)
+
+
 def bound_paths() -> FrozenSet[str]:
     """Name all socket files that a living socket of this network namespace is bound to."""
     return frozenset(path for _, path in _bound_files())
@@ -129,6 +143,23 @@ def bound_paths() -> FrozenSet[str]:
 def owners(port: int) -> Tuple[int, ...]:
     """List the pids that listen on ``port``, each once."""
     return tuple(sorted({pid for listener in listeners(port) for pid in listener.pids}))
+
+
+def who_listens(port: int, but: Collection[int] = ()) -> str:
+    """Name who listens on ``port``, as a person looks for them: pid, user, command; "" for nobody but the pids ``but``.
+
+    Of a process that may not be looked into, only the user.
+    """
+    names: Dict[str, None] = {}
+    for listener in listeners(port):
+        user = processes.user_name(listener.uid)
+        if not listener.pids:
+            names[f"a process of {user}"] = None
+        for pid in sorted(set(listener.pids) - set(but)):
+            process = processes.read_process(pid)
+            if process is not None:
+                names[f"pid {pid} ({processes.user_name(process.uid)}, {process.title})"] = None
+    return ", ".join(names)
 
 
 def is_free(host: str, port: int) -> bool:
@@ -165,7 +196,9 @@ def can_bind(host: str, port: int) -> PortCheck:
             return PortCheck(False, f"{address[0]} port {port}: {os.strerror(problem)}")
         if _try_bind(family, address, reuse=False) == errno.EADDRINUSE:
             if not _has_lingering(port):
-                return PortCheck(False, f"a process is bound to port {port} without listening yet", silent=True)
+                return PortCheck(
+                    False, f"a process is bound to port {port} without listening yet", silent=True, taken=True
+                )
             lingering = True
     return PortCheck(True, f"connections of an earlier server linger on port {port}" if lingering else "")
 
@@ -179,11 +212,12 @@ def probe_host(host: str) -> str:
 def _who_has(port: int) -> PortCheck:
     held = listeners(port)
     if not held:
-        return PortCheck(False, f"a process is bound to port {port}", silent=True)
+        return PortCheck(False, f"a process is bound to port {port}", silent=True, taken=True)
     table = {pid: processes.read_process(pid) for listener in held for pid in listener.pids}
     names = [f"pid {pid} ({process.title})" for pid, process in sorted(table.items()) if process is not None]
     users = sorted({processes.user_name(listener.uid) for listener in held})
-    return PortCheck(False, f"port {port} is in use by " + (", ".join(names) or f"a process of {', '.join(users)}"))
+    who = ", ".join(names) or f"a process of {', '.join(users)}"
+    return PortCheck(False, f"port {port} is in use by {who}", taken=True)
 
 
 def _bare(host: str) -> str:

@@ -23,7 +23,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -382,6 +382,24 @@ def files_in_use() -> Tuple[FrozenSet[Tuple[int, int]], bool]:
                 continue
             found.add((seen.st_dev, seen.st_ino))
     return frozenset(found), complete
+
+
+def mapped_below(directory: str, pids: Collection[int]) -> int:
+    """Return how many bytes of the files below ``directory`` the processes have mapped, deleted ones too, each once.
+
+    An upper bound of the room that their end gives back: a mapping may be larger than what was written of it.
+    """
+    found: Dict[Tuple[bytes, bytes], int] = {}
+    for pid in pids:
+        stat = _stat(pid)
+        text = _read_of_memory(pid, "maps", stat.state) if stat else None
+        for line in (text or b"").splitlines():
+            cells = line.split(maxsplit=5)
+            if len(cells) == 6 and cells[5].startswith(os.fsencode(directory) + b"/"):
+                first, _, last = cells[0].partition(b"-")
+                file, end = (cells[3], cells[4]), int(cells[2], 16) + int(last, 16) - int(first, 16)
+                found[file] = max(found.get(file, 0), end)
+    return sum(found.values())
 
 
 def working_directory(pid: int) -> Optional[str]:

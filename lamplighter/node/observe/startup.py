@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 SECONDS = 20.0
 
@@ -203,18 +203,102 @@ os.write(1, ("\n%s %s\n" % (sys.argv[1], json.dumps({
 
 def ask(python: Sequence[str], environ: Mapping[str, str], seconds: float = SECONDS) -> Startup:
     """Start ``python`` (words with flags) in ``environ`` and let it tell. Raises NoPython with its last words."""
+    told = _told(python, environ, _ASK, (), "/", seconds)
+    fields: Dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    return Startup(**fields)
+
+
+# ------------------------------------------------------------------------------------------- what is installed for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Installed:
+    """What an interpreter has of one engine, found without importing it.
+
+    ``version`` and ``place`` are what its metadata says, None without any. ``trouble``: why it could not be imported;
+    empty where its code is there.
+    """
+
+    version: Optional[str]
+    place: Optional[str]
+    trouble: str
+
+
+# The metadata of a package may outlive its code, and its directory what lay in it: then Python takes it for a
+# namespace. A package is looked for, never imported: that would take seconds and may touch a GPU.
+_INSTALLED = r"""
+import json, os, sys
+distribution, package, module, here = sys.argv[2:]
+if not here and sys.path[:1] == [""]:
+    del sys.path[0]
+told = {"version": None, "place": None, "trouble": ""}
+try:
+    import importlib.metadata as metadata
+    found = metadata.distribution(distribution)
+    told["version"], told["place"] = found.version, str(getattr(found, "_path", ""))
+except Exception as error:
+    told["trouble"] = "%s: %s" % (type(error).__name__, error) if distribution else ""
+def missing():
+    import importlib.util
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return "there is no package " + package
+    places = [str(place) for place in spec.submodule_search_locations or ()]
+    if spec.origin is None or spec.origin == "namespace":
+        return "package %s has no __init__.py in %s" % (package, ", ".join(places))
+    for place in places:
+        if os.path.isfile(place) or os.path.isfile(os.path.dirname(place)):
+            return ""  # in an archive
+    names = module.split(".")[1:]
+    if names and not any(
+        os.path.isdir(os.path.join(place, *names)) or os.path.isfile(os.path.join(place, *names) + tail)
+        for place in places for tail in (".py", ".pyc")
+    ):
+        return "module %s is not in %s" % (module, ", ".join(places))
+    return ""
+if package and not told["trouble"]:
+    try:
+        told["trouble"] = missing()
+    except Exception as error:
+        told["trouble"] = "%s: %s" % (type(error).__name__, error)
+os.write(1, ("\n%s %s\n" % (sys.argv[1], json.dumps(told))).encode("ascii"))
+"""
+
+
+def installed(
+    python: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    distribution: str = "",
+    package: str = "",
+    module: str = "",
+    directory: Optional[str] = None,
+    seconds: float = SECONDS,
+) -> Installed:
+    """Ask ``python`` (words with flags) in ``environ`` what it has of an engine, by each name that is given.
+
+    ``distribution`` is what pip calls it, ``package`` what is imported, ``module`` one in there that will be run.
+    ``directory`` is where the server works, whose files it may import too. Raises NoPython.
+    """
+    words = (distribution, package, module, "here" if directory else "")
+    return Installed(**_told(python, environ, _INSTALLED, words, directory or "/", seconds))
+
+
+def _told(
+    python: Sequence[str], environ: Mapping[str, str], script: str, words: Sequence[str], directory: str, seconds: float
+) -> Dict[str, Any]:
     # On stdout, because sudo closes all else; behind a word that no start-up file prints. Not in a pipe, which what a
     # start-up file leaves running would hold open for ever.
     word = f"lamplighter-{os.urandom(8).hex()}"
     with open(os.memfd_create("ask"), "w+b") as output:
         try:
             done = subprocess.run(
-                [*python, "-c", _ASK, word],
+                [*python, "-c", script, word, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
-                cwd="/",
+                cwd=directory,
                 timeout=seconds,
                 check=False,
             )
@@ -224,10 +308,10 @@ def ask(python: Sequence[str], environ: Mapping[str, str], seconds: float = SECO
         lines = os.pread(output.fileno(), 1 << 20, 0).decode("utf-8", "replace").splitlines()
     said = next((line[len(word) :] for line in lines if line.startswith(f"{word} ")), None)
     if said is None:
-        words = [line.strip() for line in lines if line.strip()] or [f"exit status {done.returncode}"]
-        raise NoPython(f"{python[0]} does not start: {words[-1]}")
-    told: Dict[str, object] = json.loads(said)
-    return Startup(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})  # type: ignore[arg-type]
+        last = [line.strip() for line in lines if line.strip()] or [f"exit status {done.returncode}"]
+        raise NoPython(f"{python[0]} does not start: {last[-1]}")
+    told: Dict[str, Any] = json.loads(said)
+    return told
 
 
 # ------------------------------------------------------------------------------------------------- which scope helps

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from typing import Optional
 
-from lamplighter.node import preflight
+from lamplighter.node import preflight, wayback
 from lamplighter.node.events import Exit
+from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.observe import gpus
+from lamplighter.node.observe.ground import Finding
 from lamplighter.node.worker import Run, StageFailure
 
 
-def examine(run: Run) -> Optional[str]:
-    """Look at everything that can be known before anything is touched; the first error refuses."""
-    found = preflight.examine(run.plan, run.engine, run.home, gpus.Resolved(run.uuids), run.request["host"])
-    for finding in found.findings:
+def examine(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
+    """Look at everything that can be known before anything is touched; the first error refuses.
+
+    Asked of what is to start, and of ``target``, which a roll back would start.
+    """
+    resolved, host = gpus.Resolved(run.uuids), run.request["host"]
+    found = preflight.examine(run.plan, run.engine, run.home, resolved, host, release=run.release, request=run.request)
+    digest = run.release.digest if run.release is not None else run.request["release"]["digest"]
+    change = wayback.Change(run.plan, run.engine, digest)
+    findings = [*found.findings, *wayback.examine(run.home, change, target, found.claims, host)]
+    for finding in findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)
-    for finding in found.findings:
+    for finding in findings:
         if finding.level == "error":
             raise refusal(finding)
     return None
 
 
-def refusal(finding: preflight.Finding) -> StageFailure:
+def refusal(finding: Finding) -> StageFailure:
     """The failure of a stage that refuses because of what the node shows."""
     return StageFailure(Exit.REFUSED, finding.message, cause=finding.id, evidence=finding.evidence, hint=finding.hint)

@@ -84,7 +84,7 @@ def confirm(run: Run) -> Optional[str]:
         liveproof.expected_of(run.release),
         run.directory.records,
         run.engine,
-        liveproof.version_of(run.plan, run.engine),
+        liveproof.version_of(run.plan, run.engine, run.release),
         run.launch.log if run.plan.nccl_proof else None,
     )
     see_it_live(run)
@@ -115,7 +115,7 @@ def give_back_unneeded(run: Run) -> None:
     if run.plan.scope in interpreter.SCOPES:
         environ = launcher.bare_environment()
         try:
-            told = startup.ask(_interpreter(run, environ), {**environ, **run.plan.exports})
+            told = startup.ask(_interpreter(run, environ), launcher.planned_environment(run.plan, {}))
             keep = interpreter.places_of(run.plan.scope, told, run.home)
         except (startup.NoPython, interpreter.Refused):
             return
@@ -152,7 +152,7 @@ def _reach(run: Run, python: list[str], environ: Mapping[str, str]) -> None:
     if run.plan.scope not in interpreter.SCOPES:
         return
     try:
-        told = startup.ask(python, {**environ, **run.plan.exports})
+        told = startup.ask(python, launcher.planned_environment(run.plan, {}))
         for path in interpreter.install(run.plan.scope, told, run.home):
             run.progress(f"scope {run.plan.scope}: {path} now runs our sitecustomize.py for {told.prefix}")
     except (startup.NoPython, interpreter.Refused, lock.Locked, OSError) as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, Optional, Sequence
 
-from lamplighter.node import estimate, readiness
+from lamplighter.node import estimate, preflight, readiness
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import causes, ports, processes
+from lamplighter.node.observe import causes, ground, ports, processes
 from lamplighter.node.probe import find_api_key
 from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure
@@ -75,6 +75,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         uuids=run.uuids,
         environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},
         directory=run.home.path,
+        derived={each.port: each.use for each in ground.derived_ports(preflight.start_of(run.plan, run.engine))},
     )
     explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
     diagnosis = explained.diagnosis

@@ -174,9 +174,13 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
 
 def rollback_target(run: Run, *, is_to_blame: bool) -> Optional[ReleaseDirectory]:
     """Return the release to go back to: the current one, unless it is damaged or to blame and another is good."""
-    current = run.home.current_release()
-    failed = run.release.name if run.release is not None and is_to_blame else None
-    others = [release for release in good_releases(run.home) if release.name != failed]
+    return way_back(run.home, run.release.name if run.release is not None and is_to_blame else None)
+
+
+def way_back(home: ServerHome, failed: Optional[str] = None) -> Optional[ReleaseDirectory]:
+    """Return what a roll back would start, if the release ``failed`` is to blame for it; see ``rollback_target``."""
+    current = home.current_release()
+    others = [release for release in good_releases(home) if release.name != failed]
     if current is not None and current.name != failed:
         others.insert(0, current)
     return _first_whole(others) or current

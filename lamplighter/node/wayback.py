@@ -1,0 +1,109 @@
+"""Could what serves now be started again, if the server that is to replace it fails? Asked before it is stopped.
+
+A running server needs nothing of what its start needed: its model may be gone, its engine upgraded, its address moved.
+Whoever stops it then finds out in the dark. Reads only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Collection, Iterator, Mapping, Optional
+
+from lamplighter.node import events, preflight
+from lamplighter.node.act import adopt, launcher
+from lamplighter.node.layout import ReleaseDirectory, ServerHome
+from lamplighter.node.observe import arguments, ground, ownership
+from lamplighter.node.observe.ground import Finding, Start
+from lamplighter.node.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What is to be put into service; ``digest`` is that of its release, which need not be here yet."""
+
+    plan: Plan
+    engine: Mapping[str, Any]
+    digest: str
+
+
+def examine(
+    home: ServerHome,
+    change: Change,
+    target: Optional[ReleaseDirectory],
+    claims: Collection[ownership.Claim],
+    host: str,
+) -> Iterator[Finding]:
+    """Ask of the release that a roll back would start, ``target``, whether it can start now.
+
+    An error where a server would be lost by that: one that answers. A warning where nothing serves, where the way back
+    is known to be bad, and where what serves is what is to start, of which all has been asked already.
+    """
+    by_hand = adopt.find(claims, change.plan.port)
+    stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
+    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process, change.plan, home, claims):
+        who = f"pid {by_hand.process.pid} ({by_hand.process.title})"
+        is_lost_with_it = preflight.is_answering(by_hand.host, change.plan.port)
+        trouble = _first_error(_by_hand(by_hand, change), stopping)
+    elif by_hand is None and target is not None and target.read_plan() is not None:
+        who, is_lost_with_it = f"release {target.name}", _is_lost_without(home, target, change)
+        try:
+            trouble = _first_error(_of_release(target, change), stopping)
+        except ground.NoAnswer as error:
+            hint = f"`{events.invocation('deploy', host, home.name)}` of what made it writes it again"
+            trouble = Finding("launch_script", "error", "its launch script does not run", str(error), hint)
+    else:
+        return  # there is none; where a person's server cannot be brought back, that has been said
+    if trouble is None:
+        yield Finding("way_back", "ok", f"{who} could be started again")
+    elif is_lost_with_it:
+        message = f"{who} serves, and could not be started again if this fails: {trouble.message}"
+        give_up = f"give it up knowingly: `{events.invocation('stop', host, home.name)}`, then the same again"
+        hint = f"{trouble.hint}; or {give_up}" if trouble.hint else f"fix that, or {give_up}"
+        yield Finding("way_back", "error", message, trouble.evidence, hint)
+    else:
+        message = f"there is no way back: {who} could not be started again: {trouble.message}"
+        yield Finding("way_back", "warning", message, trouble.evidence, trouble.hint)
+
+
+def _first_error(start: Start, stopping: Collection[int]) -> Optional[Finding]:
+    return next((found for found in ground.examine(start, stopping) if found.level == "error"), None)
+
+
+def _is_lost_without(home: ServerHome, target: ReleaseDirectory, change: Change) -> bool:
+    """Tell whether a server that answers hangs on this release, if the new one fails."""
+    record = launcher.read_record(home)
+    if record is None or preflight.what_serves(home) is None:
+        return False
+    if (target.read_verdict() or {}).get("verdict") == "bad" or home.release(record["release"]).digest == change.digest:
+        return False
+    return preflight.is_answering(record["host"], record["port"])
+
+
+def _of_release(target: ReleaseDirectory, change: Change) -> Start:
+    stored = target.read_plan()
+    assert stored is not None
+    plan, engine = Plan.load(stored["server"]), _engine_of(stored["engine"], change)
+    count = len(plan.gpus) if plan.gpus != "all" else len(preflight.resolve_gpus(plan).uuids) or None
+    start = preflight.start_of(plan, engine, target, gpu_count=count)
+    return dataclasses.replace(start, engine_version=None)  # one that was upgraded in its place may well start it
+
+
+def _engine_of(stored: Mapping[str, Any], change: Change) -> Mapping[str, Any]:
+    """Return a release's engine; one that an earlier version of ours wrote did not know what engines need."""
+    is_same = stored.get("name") == change.engine.get("name")
+    return {**stored, "needs": change.engine.get("needs")} if is_same and "needs" not in stored else stored
+
+
+def _by_hand(found: adopt.Found, change: Change) -> Start:
+    return Start(
+        name=change.plan.name,
+        argv=found.argv,
+        environment={**launcher.bare_environment(), **found.environment},
+        python=found.argv[0],
+        model=arguments.model_of(change.engine, found.argv) or "",
+        host=found.host,
+        port=change.plan.port,
+        gpus=None,
+        engine=change.engine,
+        directory=found.directory,
+    )
