@@ -16,7 +16,7 @@ from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.act.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
-from lamplighter.node.observe import gpus, holders, http, ownership, ports, processes
+from lamplighter.node.observe import gpus, holders, http, ownership, parents, ports, processes
 from lamplighter.node.plan import Plan
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
@@ -56,6 +56,7 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
     verdict = settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
     claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
+    kept = find_restarters(plan, engine, home, claims)
     findings = [
         *_interpreter(plan),
         *_engine_version(plan, engine),
@@ -64,8 +65,8 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
         *_space(home),
         *_gpus(plan, home, resolved, verdict, claims),
         *_launcher(plan, home),
-        *_restarters(find_restarters(plan, home, claims)),
-        *_adoption(plan, home, claims),
+        *_restarters(kept),
+        *_adoption(plan, claims, kept),
     ]
     return Examination(tuple(findings), claims)
 
@@ -228,7 +229,7 @@ def _gpus(
     claims: Iterable[ownership.Claim],
 ) -> Iterable[Finding]:
     if resolved.error is not None:
-        hint = f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
+        hint = how_to_name_gpus(plan, resolved.error)
         yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
         return
     if verdict is None:
@@ -239,7 +240,7 @@ def _gpus(
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
     foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys() and processes.is_pid_alive(pid)]
-    yield from unfit_gpus(uuids, verdict)
+    yield from unfit_gpus(plan, uuids, verdict)
     if verdict.word == gpus.UNKNOWN:
         return
     if foreign or named:
@@ -297,8 +298,11 @@ def _logout(kind: str) -> Iterable[Finding]:
 
 def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
     for restarter in found:
-        if not restarter.may_be_stopped:
-            message = "a process that would be stopped lives in a unit or container that is left running"
+        if restarter.obstacle:
+            message = f"what would be stopped may be started again, by {restarter.name}"
+            yield Finding("restarter", "error", message, str(restarter), restarter.hint)
+        elif restarter.left:
+            message = f"what would be stopped may be started again, by {restarter.name}, which is left running"
             yield Finding("restarter", "warning", message, str(restarter), restarter.hint)
         elif restarter.is_enabled:
             hint = f"`{restarters.how_to_disable(restarter.place)}` on the node, once the new server is there to stay"
@@ -308,9 +312,9 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
             yield Finding("restarter", "ok", f"{restarter.name} will be stopped first", str(restarter))
 
 
-def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
+def _adoption(plan: Plan, claims: Iterable[ownership.Claim], kept: Iterable[restarters.Restarter]) -> Iterable[Finding]:
     found = adopt.find(claims, plan.port)
-    if found is None or is_kept(found.process, plan, home, claims):
+    if found is None or is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):
@@ -327,22 +331,33 @@ def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -
 
 def resolve_gpus(plan: Plan) -> gpus.Resolved:
     """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
-    return gpus.resolve(plan.gpus, gpus.take_sample()) if plan.uses_gpus else gpus.Resolved(())
+    return (
+        gpus.resolve(plan.gpus, gpus.take_sample(accepted=plan.gpu_warnings)) if plan.uses_gpus else gpus.Resolved(())
+    )
+
+
+def how_to_name_gpus(plan: Plan, trouble: str) -> str:
+    """Say what to do where the GPUs of a server cannot be told: the inventory is wrong, or nvidia-smi speaks oddly."""
+    if "nvidia-smi" in trouble:
+        return gpus.how_to_see(trouble, plan.name)
+    return f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
 
 
 def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
     """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    return gpus.settle(uuids, freed.read_baseline(home), plan.allow)[1]
+    return gpus.settle(uuids, freed.read_baseline(home), plan.allow, accepted=plan.gpu_warnings)[1]
 
 
-def unfit_gpus(uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
+def unfit_gpus(plan: Plan, uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
     """What forbids to stop a server on these GPUs: no other could be started on them. One more call of nvidia-smi."""
-    wanting = gpus.recovery_trouble(uuids)
+    wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings)
     if wanting is not None:
         hint = "do that on the node first; until then every answer about this GPU may be wrong"
+        if wanting.startswith(gpus.NO_ANSWER):
+            hint = gpus.how_to_see(wanting, plan.name)
         yield Finding("gpu_recovery", "error", wanting, "", hint)
     if verdict.word == gpus.UNKNOWN:
-        hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
+        hint = gpus.how_to_see(verdict.reason, plan.name)
         yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
 
 
@@ -404,16 +419,18 @@ def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: st
     return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 
 
-def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
-    """Return the units and containers, not ours, that keep processes which would be stopped."""
-    return restarters.find(claims, processes.processes(), systemd.recorded(home), plan.stale_kill)
+def find_restarters(
+    plan: Plan, engine: Mapping[str, Any], home: ServerHome, claims: Iterable[ownership.Claim]
+) -> list[restarters.Restarter]:
+    """Return the units, containers and parents, not ours, that may start again what would be stopped."""
+    listed = () if plan.stale_policy == "report" else plan.stale_kill
+    table, programs = processes.processes(), parents.Programs.of(engine)
+    return restarters.find(claims, table, systemd.recorded(home), listed, programs)
 
 
-def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> bool:
+def is_kept(pid: int, found: Iterable[restarters.Restarter]) -> bool:
     """Tell whether a unit or container keeps the process, and will be stopped and can be started again with it."""
-    return any(
-        restarter.may_be_stopped and process.pid in restarter.pids for restarter in find_restarters(plan, home, claims)
-    )
+    return any(restarter.may_be_started and pid in restarter.pids for restarter in found)
 
 
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
@@ -481,12 +498,16 @@ def is_answering(host: str, port: int) -> bool:
 
 
 def describe_pids(pids: Iterable[int]) -> str:
-    """Name processes as a person would look for them: pid, user, command, since when."""
+    """Name processes as a person would look for them: pid, user, command; one that is hidden is not gone."""
     parts = []
     for pid in pids:
         process = processes.read_process(pid)
         if process is None:
-            parts.append(f"pid {pid} (gone)")
+            option = processes.hidden_by()
+            unseen = (
+                f"another user's: /proc is mounted with {option}" if option else "alive, and not to be seen in /proc"
+            )
+            parts.append(f"pid {pid} ({unseen if processes.is_pid_alive(pid) else 'gone'})")
         else:
             with contextlib.suppress(OSError):
                 parts.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")

@@ -446,7 +446,8 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
     members = members_of(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
     place = os.path.expanduser(plan.model)
-    found = facts.node_facts(plan.gpus, [home.path, "~/.cache", "/tmp", *([place] if os.path.isabs(place) else [])])  # noqa: S108
+    paths = [home.path, "~/.cache", "/tmp", *([place] if os.path.isabs(place) else [])]  # noqa: S108
+    found = facts.node_facts(plan.gpus, paths, plan.gpu_warnings)
     uuids = found["wanted"]["uuids"]
     report = reach.live_report(home)
 
@@ -455,7 +456,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
 
     return {
         **found,
-        "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow),
+        "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow, plan.gpu_warnings),
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,

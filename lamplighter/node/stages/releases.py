@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -142,7 +143,11 @@ def use(run: Run, release: ReleaseDirectory) -> None:
     record = release.read_plan()
     if record is None:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
-    run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
+    plan = Plan.load(record["server"])
+    # Warnings are the node's, not the release's: one that is accepted now must not forbid the way back.
+    plan = dataclasses.replace(plan, gpu_warnings=(*plan.gpu_warnings, *run.plan.gpu_warnings))
+    programs = run.engine.get("programs") or record["engine"].get("programs")  # likewise
+    run.plan, run.engine, run.release = plan, {**record["engine"], "programs": programs}, release
     run.uuids = lock_resources(run, run.plan)
     if record.get("adopted"):
         run.request = {**run.request, "api_key": record["adopted"].get("api_key")}
