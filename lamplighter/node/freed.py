@@ -58,7 +58,7 @@ def await_freed(
     told = ""
     while True:
         sampled_at = time.monotonic()
-        sample = gpus.take_sample(accepted=plan.gpu_warnings)
+        sample = gpus.accepting(gpus.take_sample(), plan.gpu_warnings)
         mine = ours(sample)
         verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, ours=mine, allow=plan.allow)
         foreign: tuple[int, ...] = ()

@@ -96,16 +96,8 @@ class Plan:
         names = (self.name, self.engine, self.model, self.served_name, self.host, self.python, self.launcher)
         choices = (self.stale_policy, self.gpus_unified, self.on_confirm_failure, self.scope, self.tls)
         values = [entry[key] for entry in self.env.values() for key in ("value", "mode")]
-        words = [
-            *names,
-            *choices,
-            *self.argv,
-            *self.stale_kill,
-            *self.allow,
-            *self.gpu_warnings,
-            *values,
-            self.engine_version or "",
-        ]
+        lists = (*self.argv, *self.stale_kill, *self.allow, *self.gpu_warnings)
+        words = [*names, *choices, *lists, *values, self.engine_version or ""]
         odd = [repr(word) for word in words if not isinstance(word, str)]
         odd += [repr(gpu) for gpu in self.gpus if not isinstance(gpu, (str, int))]
         if odd:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
@@ -23,8 +23,6 @@ from lamplighter.node.plan import Plan
 ROOT_FREE_BYTES = 64 << 20
 SHM_FREE_BYTES = 1 << 30
 METADATA_SECONDS = 20.0
-#: Below it are system users, whose shared memory logind leaves alone.
-SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
 
 
@@ -63,7 +61,7 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
         *_model(plan),
         *_port(plan, home, port, claims),
         *_space(home),
-        *_gpus(plan, home, resolved, verdict, claims),
+        *_gpus(plan, engine, home, resolved, verdict, claims),
         *_launcher(plan, home),
         *_restarters(kept),
         *_adoption(plan, claims, kept),
@@ -223,6 +221,7 @@ def _free_bytes(path: str) -> int:
 
 def _gpus(
     plan: Plan,
+    engine: Mapping[str, Any],
     home: ServerHome,
     resolved: gpus.Resolved,
     verdict: Optional[gpus.Verdict],
@@ -244,7 +243,7 @@ def _gpus(
     if verdict.word == gpus.UNKNOWN:
         return
     if foreign or named:
-        hint = f"end them, or list their names in servers.{plan.name}.stale.kill"
+        hint = _how_to_part(plan, engine, verdict, {*foreign, *named})
         who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
@@ -260,6 +259,19 @@ def _gpus(
         state = "held by what will be stopped" if verdict.word == gpus.HELD else verdict.word
         count = f"{len(uuids)} GPU" + ("" if len(uuids) == 1 else "s")
         yield Finding("gpus", "ok", f"{count}: {state}", verdict.reason)
+
+
+def _how_to_part(plan: Plan, engine: Mapping[str, Any], verdict: gpus.Verdict, pids: Collection[int]) -> str:
+    """Say what to do about foreign holders: monitors, MPS and desktops may stay, by the names that count there."""
+    programs = parents.Programs.of(engine)
+    shown = {app.pid: app.name for app in verdict.apps if app.pid in pids}
+    seen = {pid: shown.get(pid) or (process.comm if (process := processes.read_process(pid)) else "") for pid in pids}
+    allowed = sorted({name for name in seen.values() if programs.is_monitor(name)})
+    stay = f"{', '.join(allowed)} may stay: list {'it' if len(allowed) == 1 else 'them'} in servers.{plan.name}.allow"
+    if allowed and all(programs.is_monitor(name) for name in seen.values()):
+        return stay
+    end = f"end them, or list their names in servers.{plan.name}.stale.kill"
+    return f"{stay}; the others: {end}" if allowed else end
 
 
 def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
@@ -281,19 +293,10 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
 
 
 def _logout(kind: str) -> Iterable[Finding]:
-    """What the end of this user's last login does to a server. Root's processes are spared."""
-    uid = os.geteuid()
-    if uid == 0 or not os.path.isdir(systemd.RUNNING) or systemd.is_lingering(uid):
-        return
-    user = processes.user_name(uid)
-    hint = f"run `loginctl enable-linger` as {user} on the node (needs no root)"
-    spared = systemd.logind("KillExcludeUsers") or ""
-    if systemd.logind("KillUserProcesses") == "b true" and f'"{user}"' not in spared:
-        message = f"logind kills all processes of {user} at logout: the server, and this run too"
-        yield Finding("logout_kills", "warning", message, f"KillUserProcesses=yes, launcher {kind}, no lingering", hint)
-    if systemd.logind("RemoveIPC") == "b true" and uid >= SYSTEM_UIDS:
-        message = f"logind removes the shared memory of {user} 15 s after logout, a live server's too"
-        yield Finding("remove_ipc", "warning", message, "RemoveIPC=yes, no lingering", hint)
+    """What would end the server though nobody stops it: what is known to kill it refuses."""
+    for danger in systemd.dangers(is_unit=kind == launcher.SYSTEMD):
+        level = "error" if danger.is_sure else "warning"
+        yield Finding(danger.id, level, danger.message, f"{danger.evidence}, launcher {kind}", danger.hint)
 
 
 def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
@@ -332,7 +335,9 @@ def _adoption(plan: Plan, claims: Iterable[ownership.Claim], kept: Iterable[rest
 def resolve_gpus(plan: Plan) -> gpus.Resolved:
     """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
     return (
-        gpus.resolve(plan.gpus, gpus.take_sample(accepted=plan.gpu_warnings)) if plan.uses_gpus else gpus.Resolved(())
+        gpus.resolve(plan.gpus, gpus.accepting(gpus.take_sample(), plan.gpu_warnings))
+        if plan.uses_gpus
+        else gpus.Resolved(())
     )
 
 
@@ -475,19 +480,6 @@ def _last_launch(home: ServerHome) -> Optional[ownership.Recorded]:
     return ownership.Recorded(main, supervisor) if is_there else None
 
 
-def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
-    """Return what serves now: the recorded server, if its process is alive, was ready, and its port has a listener."""
-    record = launcher.read_record(home)
-    if record is None or not record.get("ready"):
-        return None
-    main = launcher.present(record).main
-    if main is None:
-        return None
-    if not ports.listeners(record["port"]):
-        return None
-    return {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
-
-
 def is_answering(host: str, port: int) -> bool:
     """Tell whether anybody answers HTTP there, whatever it says, within two seconds."""
     try:
@@ -503,12 +495,13 @@ def describe_pids(pids: Iterable[int]) -> str:
     for pid in pids:
         process = processes.read_process(pid)
         if process is None:
-            option = processes.hidden_by()
-            unseen = (
-                f"another user's: /proc is mounted with {option}" if option else "alive, and not to be seen in /proc"
-            )
-            parts.append(f"pid {pid} ({unseen if processes.is_pid_alive(pid) else 'gone'})")
+            parts.append(f"pid {pid} ({_unseen() if processes.is_pid_alive(pid) else 'gone'})")
         else:
             with contextlib.suppress(OSError):
                 parts.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")
     return ", ".join(parts)
+
+
+def _unseen() -> str:
+    option = processes.hidden_by()
+    return f"another user's: /proc is mounted with {option}" if option else "alive, and not to be seen in /proc"

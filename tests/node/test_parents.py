@@ -77,7 +77,7 @@ def test_a_loop_is_stopped_before_its_server_and_nothing_comes_back(living: Livi
         "timeout": ("timeout", "600", "bash", "-c", LOOP),
     }[kind]
     with script.open() if kind == "stdin" else open(os.devnull) as stdin:
-        shell, server = above(living, *words, stdin=stdin, **QUIET)
+        _, server = above(living, *words, stdin=stdin, **QUIET)
     loops = find(server)
     assert loops
     assert all(isinstance(each.place, Process) and each.may_be_stopped and not each.may_be_started for each in loops)

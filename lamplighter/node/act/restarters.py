@@ -122,9 +122,9 @@ def _judge_parent(
     found = Restarter(process, str(parent), parent.pids)
     if parent.kind == parents.PROMPT:
         return dataclasses.replace(found, left=parent.why, hint=parent.hint)
-    if parent.kind == parents.SCRIPT and not parent.may_repeat and not is_listed:
-        if not stands or process.uid != os.geteuid():
-            return None
+    is_harmless = parent.kind == parents.SCRIPT and not parent.may_repeat and not is_listed
+    if is_harmless and (not stands or process.uid != os.geteuid()):
+        return None
     if not (is_listed or stands):
         why = parent.why
         hint = (f"{parent.hint}, or " if parent.hint else "") + f"end it, or list {parent.name} in stale.kill"

@@ -120,7 +120,7 @@ def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]], accepted: Collectio
     if not wanted and gpus.take_sample(SMI_SECONDS).gpus.rc == 127:  # not installed
         return {"gpus": [], "smi": {"error": None, "seconds": 0.0}, "wanted": {"uuids": [], "error": None}}
     began = time.monotonic()
-    sample = gpus.take_sample(SMI_SECONDS, accepted)
+    sample = gpus.accepting(gpus.take_sample(SMI_SECONDS), accepted)
     taken = time.monotonic() - began
     error = gpus.unreadable(sample)
     more = {} if sample.gpus.rc is None else gpus.details(DETAILS, SMI_SECONDS)

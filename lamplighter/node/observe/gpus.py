@@ -88,18 +88,22 @@ class Sample:
     apps: Answer
 
 
-def take_sample(deadline: float = 10.0, accepted: Collection[str] = ()) -> Sample:
+def take_sample(deadline: float = 10.0) -> Sample:
     """Ask nvidia-smi both questions within ``deadline`` seconds; a call that hangs is never waited for longer.
 
     A hung call is killed; one that is stuck in the driver stays behind, and while it is there no other is started.
-    ``accepted``: parts of warnings that count as not said, see ``without_warnings``.
     facts: a call takes 20-35 ms, 190 ms while memory is torn down; 2 s is too short on busy nodes.
     """
     until = time.monotonic() + deadline
-    gpus = without_warnings(_ask(QUERY_GPUS, until), accepted)
+    gpus = _ask(QUERY_GPUS, until)
     if gpus.rc is None:
         return Sample(gpus, Answer(None, "", "not asked: the call before it had no answer"))
-    return Sample(gpus, without_warnings(_ask(QUERY_APPS, until), accepted))
+    return Sample(gpus, _ask(QUERY_APPS, until))
+
+
+def accepting(sample: Sample, accepted: Collection[str]) -> Sample:
+    """Return the sample without the warnings that the operator accepts, see ``without_warnings``."""
+    return Sample(without_warnings(sample.gpus, accepted), without_warnings(sample.apps, accepted))
 
 
 def without_warnings(answer: Answer, accepted: Collection[str]) -> Answer:
@@ -526,7 +530,7 @@ def settle(
     """
     until = time.monotonic() + TEARDOWN_SECONDS
     while True:
-        sample = take_sample(deadline, accepted)
+        sample = accepting(take_sample(deadline), accepted)
         verdict = judge(sample, expected, baseline, processes.is_pid_alive, allow=allow)
         is_passing = verdict.word == UNKNOWN or (verdict.word == HELD and not verdict.holders)
         if not is_passing or unreadable(sample) is not None or time.monotonic() > until:

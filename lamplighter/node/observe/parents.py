@@ -5,8 +5,8 @@ Passed over is who surely starts nothing again: the prompt of a shell, sshd, tmu
 for the program that it started. Which program is which is data, ``roles/node/programs.yml``; of any other it cannot be
 told whether it starts the server again, and so it may.
 
-facts: a script keeps its interpreter as ``exe`` and shows its own name as ``comm``; a loop in the background of a prompt
-is a copy of the shell, with its arguments; sshd runs a command as ``bash -c``.
+facts: a script keeps its interpreter as ``exe`` and shows its own name as ``comm``; a loop in the background of a
+prompt is a copy of the shell, with its arguments; sshd runs a command as ``bash -c``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Any, Collection, Iterable, Iterator, Mapping, Optional
+from typing import Any, Collection, Iterator, Mapping, Optional, Sequence
 
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.processes import Process
@@ -26,7 +26,7 @@ SCRIPT, RESTARTER, UNKNOWN, PROMPT = "script", "restarter", "unknown", "prompt"
 #: Of a script so much is read, in bytes.
 LONGEST_SCRIPT = 256 << 10
 
-#: What can make a shell run a command twice. A word in a comment or in quotes counts as well: that errs on the safe side.
+#: What can make a shell run a command twice. A word in a comment counts as well: that errs on the safe side.
 _AGAIN = re.compile(r"\b(?:while|until|for|select|repeat|trap|watch|forever|loop|goto)\b|\$0|\$\{0|BASH_SOURCE")
 
 #: What runs a program that an argument names.
@@ -167,26 +167,24 @@ def _script(shell: Process, table: Mapping[int, Process]) -> tuple[Optional[str]
     return None, stdin is None or stdin.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
 
-def _argument(argv: Iterable[str]) -> tuple[str, str]:
+def _argument(argv: Sequence[str]) -> tuple[str, str]:
     """Return what the command line of a shell says that it runs: ("text", it), ("file", its path) or ("", "")."""
-    words = iter(tuple(argv)[1:])
-    wants_text = False
+    is_busybox = os.path.basename(argv[0] if argv else "") == "busybox"
+    words = iter(argv[2 if is_busybox else 1 :])
+    kind = "file"
     for word in words:
         if word in _WITH_VALUE:
             next(words, None)
         elif word == "--":
-            word = next(words, "")
-            return ("text" if wants_text else "file", word) if word else ("", "")
-        elif word[:1] in "-+" and len(word) > 1:
-            is_cluster = not word.startswith("--")
-            wants_text = wants_text or (is_cluster and word.startswith("-") and "c" in word)
-            if is_cluster and word.startswith("-") and "s" in word and not wants_text:
-                return "", ""
-        elif word in ("sh", "ash") and os.path.basename(tuple(argv)[0]) == "busybox":
-            continue
-        elif word:
-            return ("text" if wants_text else "file"), word
-    return "", ""
+            break
+        elif word[:1] not in ("-", "+"):
+            return kind, word
+        elif not word.startswith("--") and "c" in word:
+            kind = "text"
+        elif not word.startswith("--") and "s" in word:
+            return "", ""
+    rest = next(words, "")
+    return (kind, rest) if rest else ("", "")
 
 
 def _content(shell: Process, path: str) -> Optional[str]:

@@ -10,7 +10,7 @@ import shutil
 import time
 from typing import Any, Optional, Sequence
 
-from lamplighter.node import preflight, standing
+from lamplighter.node import serving, standing
 from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome
@@ -129,7 +129,7 @@ def use_current_release(run: Run) -> Optional[str]:
     release = run.home.current_release()
     if release is None:
         raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} that became ready is here", hint="deploy it")
-    if run.request["verb"] == "start" and preflight.what_serves(run.home) is not None:
+    if run.request["verb"] == "start" and serving.look(run.home).record is not None:
         raise StageFailure(
             Exit.REFUSED,
             f"{run.plan.name} is serving already",

@@ -130,6 +130,7 @@ def _stop_supervisors(run: Run, kept: list[restarters.Restarter]) -> float:
     is_down = launcher.stop_unit(run.home, seconds, run.progress)
     for restarter in kept:
         if restarter.left:
+            run.may_return.append(restarter.name)
             run.warn(f"{restarter} is left running, and may start again what is stopped now", restarter.hint)
     survivors = restarters.stop_parents([each for each in kept if each.may_be_stopped], seconds, run.progress)
     if survivors:
@@ -155,6 +156,7 @@ def _tell_newcomers(run: Run, before: list[ownership.Claim], began: float) -> No
     stopped = [claim for claim in before if claim.may_be_stopped]
     for claim in restarters.newcomers(before, _claims(run)):
         what = restarters.describe_newcomer(claim, stopped, time.time() - began)
+        run.may_return.append(f"pid {claim.process.pid} ({claim.process.title})")
         run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
 
 
