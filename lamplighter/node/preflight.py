@@ -495,13 +495,8 @@ def describe_pids(pids: Iterable[int]) -> str:
     for pid in pids:
         process = processes.read_process(pid)
         if process is None:
-            parts.append(f"pid {pid} ({_unseen() if processes.is_pid_alive(pid) else 'gone'})")
+            parts.append(f"pid {pid} ({processes.why_unseen() if processes.is_pid_alive(pid) else 'gone'})")
         else:
             with contextlib.suppress(OSError):
                 parts.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")
     return ", ".join(parts)
-
-
-def _unseen() -> str:
-    option = processes.hidden_by()
-    return f"another user's: /proc is mounted with {option}" if option else "alive, and not to be seen in /proc"

@@ -246,6 +246,12 @@ def hidden_by() -> str:
     return ""
 
 
+def why_unseen() -> str:
+    """Say of a process that lives, and of which nothing can be read, why that is so."""
+    option = hidden_by()
+    return f"another user's: {PROC} is mounted with {option}" if option else f"alive, and not to be seen in {PROC}"
+
+
 def group_members(pgid: int, table: Optional[Mapping[int, Process]] = None) -> Tuple[Process, ...]:
     """List the living members of process group ``pgid``, by pid; ``table`` saves another look.
 
@@ -840,5 +846,6 @@ __all__ = [
     "unit_of",
     "user_name",
     "why_unkillable",
+    "why_unseen",
     "working_directory",
 ]

@@ -221,7 +221,8 @@ def _how_to_free(run: Run, found: freed.NotFreed) -> str:
     if any(processes.is_pid_alive(pid) for pid in found.holders):
         return f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again"
     if found.word == gpus.UNKNOWN:
-        return f"{gpus.how_to_see(found.reason, run.plan.name)}; then deploy again"
+        how = gpus.how_to_see(found.reason, run.plan.name)
+        return f"fix what keeps nvidia-smi from telling: {how}; then deploy again"
     return "there is nobody to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
 
 
