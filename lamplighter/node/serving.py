@@ -41,7 +41,9 @@ class Serving:
     @property
     def as_before(self) -> str:
         """Say it of a node on which nothing was touched."""
-        return f"{self.who} serves as before" if self.record is not None and not self.trouble else str(self)
+        if self.record is None:
+            return str(self)
+        return f"{self.who} serves as before" + (f" ({self.trouble})" if self.trouble else "")
 
 
 def look(
