@@ -16,7 +16,7 @@ from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.act.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
-from lamplighter.node.observe import gpus, holders, http, ownership, parents, ports, processes
+from lamplighter.node.observe import facts, gpus, holders, http, ownership, parents, ports, processes
 from lamplighter.node.plan import Plan
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
@@ -75,7 +75,11 @@ def examine(plan: Plan, engine: Mapping[str, Any], home: ServerHome, resolved: g
 def _interpreter(plan: Plan) -> Iterable[Finding]:
     path = shutil.which(os.path.expanduser(plan.python))
     where = f"servers.{plan.name}.python"
-    if path is None:
+    if path is None and facts.forbids_programs(plan.python):
+        hint = f"remount that file system with exec, or put the environment elsewhere and correct {where}"
+        message = f"the server's Python {plan.python} lies on a file system mounted noexec: no program there can start"
+        yield Finding("interpreter_noexec", "error", message, hint=hint)
+    elif path is None:
         yield Finding(
             "interpreter_missing",
             "error",

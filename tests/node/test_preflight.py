@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from lamplighter.node import preflight
 from lamplighter.node.layout import RunDirectory, ServerHome
 from lamplighter.node.observe import gpus, ports, processes
 from lamplighter.node.plan import Plan
-from tests.node.living import Living, until
+from tests.node.living import IS_ROOT, PROJECT, Living, until
 
 #: Binds a port, says which in a file, and listens when another file is there.
 STARTING = """
@@ -115,3 +116,28 @@ def test_a_port_bound_by_a_stranger_is_refused_though_ours_runs_on_another(start
     finding = starting.findings()["port_in_use"]
     assert finding.level == "error"
     assert "without listening" in finding.evidence
+
+
+#: A Python on a file system without programs, in a mount namespace of its own.
+NOEXEC = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from types import SimpleNamespace
+from lamplighter.node import preflight
+(found,) = preflight._interpreter(SimpleNamespace(name="kimi", python=sys.argv[2]))
+print(found.id, found.message, found.hint)
+"""
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="a mount of one's own needs root")
+def test_a_python_on_a_mount_without_programs_is_told_as_that(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o noexec,size=1m,mode=755 none "$1" && cp /bin/true "$1/python3" && shift && exec "$@"'
+    words = [sys.executable, "-I", "-c", NOEXEC, str(PROJECT), f"{tmp_path}/python3"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), *words], capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no mount namespace here")
+    assert done.stdout.startswith("interpreter_noexec"), done
+    assert "mounted noexec" in done.stdout
+    assert "remount" in done.stdout

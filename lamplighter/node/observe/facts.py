@@ -115,6 +115,14 @@ def read_driver(text: Optional[str]) -> Optional[str]:
     return found.group(1) if found else None
 
 
+def forbids_programs(path: str) -> bool:
+    """Tell whether ``path`` lies on a file system that is mounted ``noexec``: then no program there can start."""
+    try:
+        return bool(os.statvfs(os.path.realpath(os.path.expanduser(path))).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
 def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]], accepted: Collection[str] = ()) -> Dict[str, Any]:
     """Describe all GPUs of the node (``gpus``, ``smi``) and which of them the server's are (``wanted``)."""
     if not wanted and gpus.take_sample(SMI_SECONDS).gpus.rc == 127:  # not installed
