@@ -20,7 +20,7 @@ from lamplighter.node.stages import checks, environment, locks, ready, releases,
 from lamplighter.node.worker import Run, StageFailure
 
 #: So long is looked again, where somebody is about who may start a server: a loop or a pod takes some seconds.
-RETURN_SECONDS = 15.0
+RETURN_SECONDS = 10.0
 
 Stages = tuple[tuple[str, Callable[[Run], Optional[str]]], ...]
 

@@ -318,7 +318,7 @@ FAULTS = (
     ),
     Fault(
         "nvidia-smi warns at every call", smi(**WARNS),
-        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, FINE),
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
         ("preflight", "free", "ready"), mend=normal_smi,
     ),
     Fault("same, and the warning is accepted", smi(**WARNS), always(FINE), ("preflight", "free", "ready"),

@@ -58,6 +58,15 @@ def stop_old(run: Run) -> Optional[str]:
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
     )
+    again = [each for each in survivors if each.identity not in {claim.process.identity for claim in claimed}]
+    if again and len(again) == len(survivors):
+        run.may_return += [f"pid {each.pid} ({each.title})" for each in again]
+        left = [restarter for restarter in kept if restarter.left]
+        _fail_to_stop(
+            "the old server is started again as soon as it is stopped",
+            "; ".join([*(f"pid {each.pid} ({each.title}), started since" for each in again), *map(str, left)]),
+            left[0].hint if left else "find who starts it (`ps -o ppid=,args=`), and end that first",
+        )
     if survivors:
         raise StageFailure(
             Exit.NOT_FREED,
