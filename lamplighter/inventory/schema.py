@@ -181,11 +181,20 @@ def _check(value: object) -> object:
     raise _Unfit("must be blocker, warning or off for a check, a number or a list for a threshold")
 
 
+def _warning(value: str) -> str:
+    if len(value.strip()) < _SHORTEST_WARNING or value.strip().lower().rstrip(":") == "warning":
+        raise _Unfit("must name one warning by a part of its words, like `infoROM is corrupted`")
+    return value.strip()
+
+
 def _secret(value: object) -> SecretRef:
     if not isinstance(value, SecretRef):
         raise _Unfit("must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here")
     return value
 
+
+#: Characters: what is shorter would accept warnings that nobody has read.
+_SHORTEST_WARNING = 5
 
 _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
@@ -236,6 +245,12 @@ class Stale(_Frozen):
     kill: tuple[Text, ...] = ()
 
 
+class GpuWarnings(_Frozen):
+    """Warnings of nvidia-smi that may stay, each named by a part of its words; its numbers count as printed."""
+
+    accept: tuple[Annotated[str, AfterValidator(_warning)], ...] = ()
+
+
 class Timeouts(_Frozen):
     """Seconds: TERM until KILL, GPUs until FREED, start until ready, and silence that counts as a stall."""
 
@@ -271,6 +286,7 @@ class Server(_Frozen):
     allow: tuple[Text, ...] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
     tls: Literal["none", "verify", "self-signed"] = "none"
+    gpu_warnings: GpuWarnings = GpuWarnings()
     checks: Mapping[CheckName, CheckValue] = {}
 
     def to_json(self) -> dict[str, Any]:
@@ -501,6 +517,7 @@ def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
         "env": EnvValue,
         "timeouts": Timeouts,
         "stale": Stale,
+        "gpu_warnings": GpuWarnings,
         "sitecustomize": Sitecustomize,
     }
     if loc:

@@ -8,15 +8,19 @@ the run goes to *ready* or to *rolled back*, whoever is still watching. A run ca
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Callable, Optional
 
-from lamplighter.node import standing
+from lamplighter.node import serving, standing
 from lamplighter.node.act import launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.preflight import what_serves
+from lamplighter.node.serving import Serving
 from lamplighter.node.stages import checks, environment, locks, ready, releases, repair, swap
 from lamplighter.node.worker import Run, StageFailure
+
+#: So long is looked again, where somebody is about who may start a server: a loop or a pod takes some seconds.
+RETURN_SECONDS = 10.0
 
 Stages = tuple[tuple[str, Callable[[Run], Optional[str]]], ...]
 
@@ -93,13 +97,24 @@ def stop_server(run: Run) -> None:
     except StageFailure as failure:
         run.failure = failure
         if run.touched:
-            run.end("failed", failure.exit_code, failure.message, what_serves(run.home))
+            now = _look_again(run)
+            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record)
         else:
             _leave_alone(run, failure)
     else:
-        unit = launcher.returns_at_boot(run.home)
-        later = f"; the next boot of the node starts it again ({unit} is enabled)" if unit else ""
-        run.end("stopped", Exit.OK, f"stopped; nothing is serving{later}", None)
+        _end_stopped(run)
+
+
+def _end_stopped(run: Run) -> None:
+    """Say that it is stopped, or who answers in its place since."""
+    now = _look_again(run)
+    if now.record is not None and (now.record.get("since") or 0.0) >= run.began:
+        message = f"stopped, but started again by somebody else: {now}"
+        run.end("failed", Exit.NOT_FREED, message, now.record)
+        return
+    unit = launcher.returns_at_boot(run.home)
+    later = f"; the next boot of the node starts it again ({unit} is enabled)" if unit else ""
+    run.end("stopped", Exit.OK, f"stopped; {now}{later}", now.record)
 
 
 def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
@@ -113,13 +128,15 @@ def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
         else:
             _leave_alone(run, failure)
         return
-    serving = what_serves(run.home)
-    message = f"{run.plan.served_name} answers on port {run.plan.port}"
-    if run.degraded is None:
-        run.end(outcome, Exit.OK, message, serving)
-    else:
-        run.failure = run.degraded
-        run.end(outcome, Exit.DEGRADED, f"{message}; {run.degraded.message}", serving)
+    now = serving.look(run.home, run.plan, run.engine)
+    run.failure = run.degraded
+    because = f"; {run.degraded.message}" if run.degraded is not None else ""
+    if now.record is None:
+        message = f"{run.plan.served_name} has answered on port {run.plan.port}, and does no more{because}; {now}"
+        run.end("failed", Exit.NOT_READY, message, None)
+        return
+    message = f"{run.plan.served_name} answers on port {run.plan.port}{because}"
+    run.end(outcome, Exit.OK if run.degraded is None else Exit.DEGRADED, message, now.record)
 
 
 def _perform(run: Run, stages: Stages) -> None:
@@ -154,22 +171,23 @@ def _goes_back(run: Run) -> bool:
 
 def _leave_alone(run: Run, failure: StageFailure) -> None:
     """End a run that failed before it touched anything."""
-    serving = what_serves(run.home)
-    now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
+    found = serving.look(run.home, run.plan, run.engine)
+    now = found.as_before
     # The server's own lock comes first: without it, another run has it or had it a moment ago.
     if not run.locks and (failure.exit_code == Exit.LOCKED or lock.holder_of(run.home.lock) is not None):
         now = "the other run decides what serves"
     outcome = "failed" if failure.exit_code == Exit.NOT_FREED else "refused"
-    run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", serving)
+    run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", found.record)
 
 
 def _roll_back(run: Run, failure: StageFailure) -> None:
     """Put the last good release back after ``failure``, or say exactly why nothing serves."""
     failed = run.release
-    serving = what_serves(run.home) if failure.stage == "stop" else None
-    if serving is not None:
-        run.end("failed", failure.exit_code, f"{failure.message}; it is still serving", serving)
-        return
+    if failure.stage == "stop":
+        now = _look_again(run)
+        if now.record is not None or now.is_alive:  # beside one that will not go, none can be started
+            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record)
+            return
     innocent = ("cancelled", "internal", "no_writes", "launcher")
     is_to_blame = failure.stage in ("ready", "confirm", "commit") and failure.cause not in innocent
     target = releases.rollback_target(run, is_to_blame=is_to_blame)
@@ -180,25 +198,71 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
         run.perform("rollback", lambda run: _restore(run, target))
     except StageFailure as second:
         launcher.let_go(run.home)
-        run.release = failed
-        code = failure.exit_code
-        if second.exit_code == Exit.NOT_FREED or failure.exit_code in (Exit.INTERNAL, Exit.DEGRADED):
-            code = second.exit_code
-        why = f"{second.message} ({second.evidence})" if second.evidence else second.message
-        serving = what_serves(run.home)
-        now = f"release {serving['release']} is serving" if serving else "nothing is serving"
-        run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", serving)
+        _end_without_rollback(run, failure, second, target, failed)
         return
     run.release = failed
     if run.given_back is not None:
         message = f"{failure.message}; rolled back: {run.given_back['release']}, which served before, is up again"
         run.end("rolled_back", Exit.ROLLED_BACK, message, run.given_back)
-    elif target is None:
-        message = f"{failure.message}; no earlier release to go back to; nothing is serving"
-        run.end("failed", failure.exit_code, message, None)
+        return
+    now = _look_again(run)
+    if target is None:
+        message = f"{failure.message}; no earlier release to go back to; {now}"
+        run.end("failed", failure.exit_code, message, now.record)
+    elif now.record is None:
+        message = f"{failure.message}; rolled back to release {target.name}, which has answered and does no more; {now}"
+        run.end("failed", Exit.NOT_READY, message, None)
     else:
         message = f"{failure.message}; rolled back: release {target.name} is serving again"
-        run.end("rolled_back", Exit.ROLLED_BACK, message, what_serves(run.home))
+        run.end("rolled_back", Exit.ROLLED_BACK, message, now.record)
+
+
+def _end_without_rollback(
+    run: Run,
+    failure: StageFailure,
+    second: StageFailure,
+    target: Optional[ReleaseDirectory],
+    failed: Optional[ReleaseDirectory],
+) -> None:
+    """Say why the rollback failed as well and what serves; a release that was too late, and answers now, is back."""
+    why = f"{second.message} ({second.evidence})" if second.evidence else second.message
+    now = _look_again(run)
+    is_back = target is not None and _keeps_late(run, target, now)
+    run.release = failed
+    if target is not None and is_back:
+        message = f"{failure.message}; rolled back late ({why}): release {target.name} is serving again"
+        run.end("rolled_back", Exit.ROLLED_BACK, message, now.record)
+        return
+    code = failure.exit_code
+    if second.exit_code == Exit.NOT_FREED or failure.exit_code in (Exit.INTERNAL, Exit.DEGRADED):
+        code = second.exit_code
+    run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", now.record)
+
+
+def _keeps_late(run: Run, target: ReleaseDirectory, now: Serving) -> bool:
+    """Keep the release that was put back and given up, where it is what answers now; tell whether that is so."""
+    is_it = now.record is not None and now.is_alive and now.record["release"] == target.name
+    if not is_it or run.launched is None or run.record.get("release") != target.name:
+        return False
+    run.new_answered_at = time.time()
+    try:
+        _keep(run, target)
+    except StageFailure:  # it has ended since, and the next look says so
+        return False
+    return True
+
+
+def _look_again(run: Run) -> Serving:
+    """Ask what serves; where somebody is about who may start a server, until one answers or time is up."""
+    found = serving.look(run.home, run.plan, run.engine)
+    deadline = time.monotonic() + RETURN_SECONDS
+    while found.record is None and run.may_return and time.monotonic() < deadline:
+        time.sleep(1.0)
+        found = serving.look(run.home, run.plan, run.engine, 2.0)
+    if found.record is None and run.may_return:
+        trouble = "; ".join(filter(None, (found.trouble, f"{run.may_return[-1]} may serve later")))
+        return Serving(None, found.who, trouble, found.is_alive)
+    return found
 
 
 def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
@@ -214,12 +278,17 @@ def _restore(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     swap.wait_until_freed(run)
     swap.launch_release(run, target, run.directory.launch("old"))
     ready.wait_until_ready(run)
+    _keep(run, target)
+    return None
+
+
+def _keep(run: Run, target: ReleaseDirectory) -> None:
+    """Make the release that was put back the lasting one again."""
     try:
         releases.make_current(run, target)
         releases.mark(run, target, "good", None)  # it may be the one that has just failed
     except OSError as error:  # it serves, which is more than a record of it
-        run.warn(f"the record of what serves could not be written: {error}", "mend the file system, then deploy again")
-    return None
+        run.warn(f"the record of what serves could not be written: {error}", "fix the file system, then deploy again")
 
 
 def _tell_damage(run: Run, target: ReleaseDirectory) -> None:

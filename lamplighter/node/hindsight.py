@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from lamplighter.node import events, journal, preflight
+from lamplighter.node import events, journal, serving
 from lamplighter.node.act.launcher import read_exit
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome, server_home
 from lamplighter.node.observe import causes
@@ -49,7 +49,7 @@ def _since(home: ServerHome, run: RunDirectory) -> List[str]:
         end = _told(newest).get(events.END)
         how = f"ended {end.get('outcome')}" if end is not None else "has not ended, or was killed"
         notes.append(f"the newest run, {newest.run_id}, started no server and {how}")
-    if preflight.what_serves(home) is None:
+    if serving.look(home).record is None:
         notes.append("nothing of it serves now")
     return notes
 

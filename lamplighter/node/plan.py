@@ -45,6 +45,7 @@ class Plan:
     scope: str = "server"
     nccl_proof: bool = False
     tls: str = "none"
+    gpu_warnings: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
@@ -87,6 +88,7 @@ class Plan:
             scope=data["sitecustomize"]["scope"],
             nccl_proof=data.get("nccl_proof", False),
             tls=data.get("tls", "none"),
+            gpu_warnings=tuple((data.get("gpu_warnings") or {}).get("accept", ())),
         )
 
     def _check(self) -> None:
@@ -94,7 +96,8 @@ class Plan:
         names = (self.name, self.engine, self.model, self.served_name, self.host, self.python, self.launcher)
         choices = (self.stale_policy, self.gpus_unified, self.on_confirm_failure, self.scope, self.tls)
         values = [entry[key] for entry in self.env.values() for key in ("value", "mode")]
-        words = [*names, *choices, *self.argv, *self.stale_kill, *self.allow, *values, self.engine_version or ""]
+        lists = (*self.argv, *self.stale_kill, *self.allow, *self.gpu_warnings)
+        words = [*names, *choices, *lists, *values, self.engine_version or ""]
         odd = [repr(word) for word in words if not isinstance(word, str)]
         odd += [repr(gpu) for gpu in self.gpus if not isinstance(gpu, (str, int))]
         if odd:

@@ -14,14 +14,12 @@ from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.act.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ReleaseDirectory, ServerHome, all_servers, read_json
-from lamplighter.node.observe import arguments, facts, gpus, ground, holders, http, ownership, ports, processes
+from lamplighter.node.observe import arguments, facts, gpus, ground, holders, http, ownership, parents, ports, processes
 from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
 ROOT_FREE_BYTES = 64 << 20
-#: Below it are system users, whose shared memory logind leaves alone.
-SYSTEM_UIDS = 1000
 ANSWER_SECONDS = 2.0
 
 
@@ -54,6 +52,7 @@ def examine(
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
     claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
+    kept = find_restarters(plan, engine, home, claims)
     findings = [
         *_start(plan, engine, resolved, release, request.get("secrets") or {}, stopping),
         *_port(plan, home, port, claims),
@@ -61,10 +60,10 @@ def examine(
         *ground.room_for_verify(
             facts.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
         ),
-        *_gpus(plan, home, resolved, verdict, claims),
+        *_gpus(plan, engine, home, resolved, verdict, claims),
         *_launcher(plan, home),
-        *_restarters(find_restarters(plan, home, claims)),
-        *_adoption(plan, home, claims),
+        *_restarters(kept),
+        *_adoption(plan, claims, kept),
     ]
     return Examination(tuple(findings), claims)
 
@@ -188,13 +187,14 @@ def _free_bytes(path: str) -> int:
 
 def _gpus(
     plan: Plan,
+    engine: Mapping[str, Any],
     home: ServerHome,
     resolved: gpus.Resolved,
     verdict: Optional[gpus.Verdict],
     claims: Iterable[ownership.Claim],
 ) -> Iterable[Finding]:
     if resolved.error is not None:
-        hint = f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
+        hint = how_to_name_gpus(plan, resolved.error)
         yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
         return
     if verdict is None:
@@ -205,11 +205,11 @@ def _gpus(
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
     foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys() and processes.is_pid_alive(pid)]
-    yield from unfit_gpus(uuids, verdict)
+    yield from unfit_gpus(plan, uuids, verdict)
     if verdict.word == gpus.UNKNOWN:
         return
     if foreign or named:
-        hint = f"end them, or list their names in servers.{plan.name}.stale.kill"
+        hint = _how_to_part(plan, engine, verdict, {*foreign, *named})
         who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
@@ -225,6 +225,19 @@ def _gpus(
         state = "held by what will be stopped" if verdict.word == gpus.HELD else verdict.word
         count = f"{len(uuids)} GPU" + ("" if len(uuids) == 1 else "s")
         yield Finding("gpus", "ok", f"{count}: {state}", verdict.reason)
+
+
+def _how_to_part(plan: Plan, engine: Mapping[str, Any], verdict: gpus.Verdict, pids: Collection[int]) -> str:
+    """Say what to do about foreign holders: monitors, MPS and desktops may stay, by the names that count there."""
+    programs = parents.Programs.of(engine)
+    shown = {app.pid: app.name for app in verdict.apps if app.pid in pids}
+    seen = {pid: shown.get(pid) or (process.comm if (process := processes.read_process(pid)) else "") for pid in pids}
+    allowed = sorted({name for name in seen.values() if programs.is_monitor(name)})
+    stay = f"{', '.join(allowed)} may stay: list {'it' if len(allowed) == 1 else 'them'} in servers.{plan.name}.allow"
+    if allowed and all(programs.is_monitor(name) for name in seen.values()):
+        return stay
+    end = f"end them, or list their names in servers.{plan.name}.stale.kill"
+    return f"{stay}; the others: {end}" if allowed else end
 
 
 def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
@@ -246,25 +259,19 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
 
 
 def _logout(kind: str) -> Iterable[Finding]:
-    """What the end of this user's last login does to a server. Root's processes are spared."""
-    uid = os.geteuid()
-    if uid == 0 or not os.path.isdir(systemd.RUNNING) or systemd.is_lingering(uid):
-        return
-    user = processes.user_name(uid)
-    hint = f"run `loginctl enable-linger` as {user} on the node (needs no root)"
-    spared = systemd.logind("KillExcludeUsers") or ""
-    if systemd.logind("KillUserProcesses") == "b true" and f'"{user}"' not in spared:
-        message = f"logind kills all processes of {user} at logout: the server, and this run too"
-        yield Finding("logout_kills", "warning", message, f"KillUserProcesses=yes, launcher {kind}, no lingering", hint)
-    if systemd.logind("RemoveIPC") == "b true" and uid >= SYSTEM_UIDS:
-        message = f"logind removes the shared memory of {user} 15 s after logout, a live server's too"
-        yield Finding("remove_ipc", "warning", message, "RemoveIPC=yes, no lingering", hint)
+    """What would end the server though nobody stops it: what is known to kill it refuses."""
+    for danger in systemd.dangers(is_unit=kind == launcher.SYSTEMD):
+        level = "error" if danger.is_sure else "warning"
+        yield Finding(danger.id, level, danger.message, f"{danger.evidence}, launcher {kind}", danger.hint)
 
 
 def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
     for restarter in found:
-        if not restarter.may_be_stopped:
-            message = "a process that would be stopped lives in a unit or container that is left running"
+        if restarter.obstacle:
+            message = f"what would be stopped may be started again, by {restarter.name}"
+            yield Finding("restarter", "error", message, str(restarter), restarter.hint)
+        elif restarter.left:
+            message = f"what would be stopped may be started again, by {restarter.name}, which is left running"
             yield Finding("restarter", "warning", message, str(restarter), restarter.hint)
         elif restarter.is_enabled:
             hint = f"`{restarters.how_to_disable(restarter.place)}` on the node, once the new server is there to stay"
@@ -274,9 +281,9 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
             yield Finding("restarter", "ok", f"{restarter.name} will be stopped first", str(restarter))
 
 
-def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> Iterable[Finding]:
+def _adoption(plan: Plan, claims: Iterable[ownership.Claim], kept: Iterable[restarters.Restarter]) -> Iterable[Finding]:
     found = adopt.find(claims, plan.port)
-    if found is None or is_kept(found.process, plan, home, claims):
+    if found is None or is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):
@@ -293,22 +300,35 @@ def _adoption(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -
 
 def resolve_gpus(plan: Plan) -> gpus.Resolved:
     """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
-    return gpus.resolve(plan.gpus, gpus.take_sample()) if plan.uses_gpus else gpus.Resolved(())
+    return (
+        gpus.resolve(plan.gpus, gpus.accepting(gpus.take_sample(), plan.gpu_warnings))
+        if plan.uses_gpus
+        else gpus.Resolved(())
+    )
+
+
+def how_to_name_gpus(plan: Plan, trouble: str) -> str:
+    """Say what to do where the GPUs of a server cannot be told: the inventory is wrong, or nvidia-smi speaks oddly."""
+    if "nvidia-smi" in trouble:
+        return gpus.how_to_see(trouble, plan.name)
+    return f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
 
 
 def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
     """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    return gpus.settle(uuids, freed.read_baseline(home), plan.allow)[1]
+    return gpus.settle(uuids, freed.read_baseline(home), plan.allow, accepted=plan.gpu_warnings)[1]
 
 
-def unfit_gpus(uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
+def unfit_gpus(plan: Plan, uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
     """What forbids to stop a server on these GPUs: no other could be started on them. One more call of nvidia-smi."""
-    wanting = gpus.recovery_trouble(uuids)
+    wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings)
     if wanting is not None:
         hint = "do that on the node first; until then every answer about this GPU may be wrong"
+        if wanting.startswith(gpus.NO_ANSWER):
+            hint = gpus.how_to_see(wanting, plan.name)
         yield Finding("gpu_recovery", "error", wanting, "", hint)
     if verdict.word == gpus.UNKNOWN:
-        hint = "run nvidia-smi on the node: what it says is not fit to start a server on"
+        hint = gpus.how_to_see(verdict.reason, plan.name)
         yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
 
 
@@ -370,16 +390,18 @@ def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: st
     return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 
 
-def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
-    """Return the units and containers, not ours, that keep processes which would be stopped."""
-    return restarters.find(claims, processes.processes(), systemd.recorded(home), plan.stale_kill)
+def find_restarters(
+    plan: Plan, engine: Mapping[str, Any], home: ServerHome, claims: Iterable[ownership.Claim]
+) -> list[restarters.Restarter]:
+    """Return the units, containers and parents, not ours, that may start again what would be stopped."""
+    listed = () if plan.stale_policy == "report" else plan.stale_kill
+    table, programs = processes.processes(), parents.Programs.of(engine)
+    return restarters.find(claims, table, systemd.recorded(home), listed, programs)
 
 
-def is_kept(process: processes.Process, plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> bool:
+def is_kept(pid: int, found: Iterable[restarters.Restarter]) -> bool:
     """Tell whether a unit or container keeps the process, and will be stopped and can be started again with it."""
-    return any(
-        restarter.may_be_stopped and process.pid in restarter.pids for restarter in find_restarters(plan, home, claims)
-    )
+    return any(restarter.may_be_started and pid in restarter.pids for restarter in found)
 
 
 def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
@@ -424,19 +446,6 @@ def _last_launch(home: ServerHome) -> Optional[ownership.Recorded]:
     return ownership.Recorded(main, supervisor) if is_there else None
 
 
-def what_serves(home: ServerHome) -> Optional[dict[str, Any]]:
-    """Return what serves now: the recorded server, if its process is alive, was ready, and its port has a listener."""
-    record = launcher.read_record(home)
-    if record is None or not record.get("ready"):
-        return None
-    main = launcher.present(record).main
-    if main is None:
-        return None
-    if not ports.listeners(record["port"]):
-        return None
-    return {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
-
-
 def is_answering(host: str, port: int) -> bool:
     """Tell whether anybody answers HTTP there, whatever it says, within two seconds."""
     try:
@@ -447,12 +456,12 @@ def is_answering(host: str, port: int) -> bool:
 
 
 def describe_pids(pids: Iterable[int]) -> str:
-    """Name processes as a person would look for them: pid, user, command, since when."""
+    """Name processes as a person would look for them: pid, user, command; one that is hidden is not gone."""
     parts = []
     for pid in pids:
         process = processes.read_process(pid)
         if process is None:
-            parts.append(f"pid {pid} (gone)")
+            parts.append(f"pid {pid} ({processes.why_unseen() if processes.is_pid_alive(pid) else 'gone'})")
         else:
             with contextlib.suppress(OSError):
                 parts.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")

@@ -551,7 +551,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
     record = launcher.read_record(home)
     members = members_of(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
-    found = facts.node_facts(plan.gpus, facts.places(home.path, plan.model))
+    found = facts.node_facts(plan.gpus, facts.places(home.path, plan.model), plan.gpu_warnings)
     uuids = found["wanted"]["uuids"]
     report = reach.live_report(home)
 
@@ -560,7 +560,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
 
     return {
         **found,
-        "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow),
+        "holders": facts.holder_facts(uuids, freed.read_baseline(home), ours, plan.allow, plan.gpu_warnings),
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,

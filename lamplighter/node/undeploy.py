@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
+from lamplighter.node import serving
 from lamplighter.node.act import interpreter, launcher, lock, systemd
 from lamplighter.node.events import Exit
-from lamplighter.node.preflight import living_members, what_serves
+from lamplighter.node.preflight import living_members
 from lamplighter.node.stages import locks, swap
 from lamplighter.node.worker import Run, StageFailure
 
@@ -29,9 +30,12 @@ def undeploy(run: Run) -> None:
     except StageFailure as failure:
         run.failure = failure
         outcome = "failed" if run.touched else "refused"
-        run.end(outcome, failure.exit_code, failure.message, what_serves(run.home))
+        now = serving.look(run.home, run.plan, run.engine)
+        run.end(outcome, failure.exit_code, f"{failure.message}; {now}", now.record)
     else:
-        run.end("undeployed", Exit.OK, "nothing of it is left outside lamplighter's own directory", None)
+        now = serving.look(run.home, run.plan, run.engine)
+        message = f"nothing of it is left outside lamplighter's own directory; {now}"
+        run.end("undeployed", Exit.OK, message, now.record)
 
 
 def take_away(run: Run) -> Optional[str]:

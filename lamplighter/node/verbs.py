@@ -16,6 +16,7 @@ from lamplighter.node import (
     preflight,
     reach,
     relay,
+    serving,
     standing,
     undeploy,
     wayback,
@@ -277,7 +278,7 @@ def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit,
 
     The request that asks for it may still be on its way here, or looking at the server before it begins.
     """
-    run, serving = home.run(request["to"]), preflight.what_serves(home)
+    run = home.run(request["to"])
     try:
         if not take_place(run):
             return False
@@ -287,7 +288,7 @@ def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit,
         return False
     asked = request["forbid"]
     told.write(events.run_started(asked["verb"], asked["by"], None))
-    told.write(_ended(outcome, code, message, serving, **fields))
+    told.write(_ended(outcome, code, message, serving.look(home).record, **fields))
     told.close()
     return True
 
@@ -440,26 +441,25 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     digest = request["release"]["digest"]
     found = standing.find_drift(home, request["wanted"])
     reasons = _reasons(home, request, standing.since_deploy(home, found))
-    serving = preflight.what_serves(home)
+    now = serving.look(home, Plan.load(request["server"]), request["engine"])
     if not reasons:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((serving or {}).get("since") or 0)))
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((now.record or {}).get("since") or 0)))
         message = f"release {digest} serves since {since}"
         if not found.differences:
-            return Before(_ended("unchanged", Exit.OK, f"{message}; nothing differs", serving))
+            return Before(_ended("unchanged", Exit.OK, f"{message}; nothing differs", now.record))
         first = found.differences[0]
         command = events.invocation("env", request["host"], home.name)
         hint = f"{command} shows who overwrote it, and what to do"
         message += f"; what differs did so right after its deploy: {first}"
-        return Before(_ended("unchanged", Exit.DEGRADED, message, serving, cause="environment", hint=hint))
+        return Before(_ended("unchanged", Exit.DEGRADED, message, now.record, cause="environment", hint=hint))
     verdict = _verdict_on(home, request)
     if verdict.get("verdict") != "bad" or lock.holder_of(home.lock) is not None:
         return Before(None, tuple(reasons))
-    now = f"release {serving['release']} serves as before" if serving else "nothing is serving"
     end = _ended(
         "refused",
-        Exit.ROLLED_BACK if serving else Exit.NOT_READY,
-        f"release {digest} failed on {_date_of(verdict)} and is not tried again; {now}",
-        serving,
+        Exit.ROLLED_BACK if now.record else Exit.NOT_READY,
+        f"release {digest} failed on {_date_of(verdict)} and is not tried again; {now.as_before}",
+        now.record,
         cause="bad_release",
         evidence=verdict.get("message") or "",
         hint="mend the cause and change the inventory, or try it again with a deploy without --if-changed",
@@ -500,11 +500,11 @@ def _changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any
     return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
 
 
-def _ended(outcome: str, code: Exit, message: str, serving: Optional[dict[str, Any]], **fields: Any) -> events.Event:
+def _ended(outcome: str, code: Exit, message: str, record: Optional[dict[str, Any]], **fields: Any) -> events.Event:
     known: dict[str, Any] = {"stage": None, "phase": None, "cause": None, "evidence": None, "hint": "", "durations": {}}
-    release = serving["release"] if serving else None
+    release = record["release"] if record else None
     times = {"ready_seconds": None, "downtime_seconds": None}
-    return events.ended(outcome, code, message, **{**known, **times, "release": release, "serving": serving, **fields})
+    return events.ended(outcome, code, message, **{**known, **times, "release": release, "serving": record, **fields})
 
 
 def env(request: dict[str, Any], root: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ Whoever stops it then finds out in the dark. Reads only.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Collection, Iterator, Mapping, Optional
+from typing import Any, Collection, Iterator, Mapping, Optional, Union
 
-from lamplighter.node import events, preflight
+from lamplighter.node import events, preflight, serving
 from lamplighter.node.act import adopt, launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.observe import arguments, ground, ownership
@@ -40,12 +40,13 @@ def examine(
     """
     by_hand = adopt.find(claims, change.plan.port)
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process, change.plan, home, claims):
-        who = f"pid {by_hand.process.pid} ({by_hand.process.title})"
-        is_lost_with_it = preflight.is_answering(by_hand.host, change.plan.port)
+    kept = preflight.find_restarters(change.plan, change.engine, home, claims)
+    way: Union[adopt.Found, ReleaseDirectory]
+    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process.pid, kept):
+        way, who = by_hand, f"pid {by_hand.process.pid} ({by_hand.process.title})"
         trouble = _first_error(_by_hand(by_hand, change), stopping)
     elif by_hand is None and target is not None and target.read_plan() is not None:
-        who, is_lost_with_it = f"release {target.name}", _is_lost_without(home, target, change)
+        way, who = target, f"release {target.name}"
         try:
             trouble = _first_error(_of_release(target, change), stopping)
         except ground.NoAnswer as error:
@@ -55,7 +56,7 @@ def examine(
         return  # there is none; where a person's server cannot be brought back, that has been said
     if trouble is None:
         yield Finding("way_back", "ok", f"{who} could be started again")
-    elif is_lost_with_it:
+    elif _is_lost_without(home, change, way):
         message = f"{who} serves, and could not be started again if this fails: {trouble.message}"
         give_up = f"give it up knowingly: `{events.invocation('stop', host, home.name)}`, then the same again"
         hint = f"{trouble.hint}; or {give_up}" if trouble.hint else f"fix that, or {give_up}"
@@ -69,14 +70,14 @@ def _first_error(start: Start, stopping: Collection[int]) -> Optional[Finding]:
     return next((found for found in ground.examine(start, stopping) if found.level == "error"), None)
 
 
-def _is_lost_without(home: ServerHome, target: ReleaseDirectory, change: Change) -> bool:
-    """Tell whether a server that answers hangs on this release, if the new one fails."""
-    record = launcher.read_record(home)
-    if record is None or preflight.what_serves(home) is None:
+def _is_lost_without(home: ServerHome, change: Change, way_back: Union[adopt.Found, ReleaseDirectory]) -> bool:
+    """Tell whether a server that answers hangs on this way back, if the new one fails."""
+    if isinstance(way_back, adopt.Found):
+        return preflight.is_answering(way_back.host, change.plan.port)
+    now = serving.look(home)
+    if now.record is None or not now.is_alive or (way_back.read_verdict() or {}).get("verdict") == "bad":
         return False
-    if (target.read_verdict() or {}).get("verdict") == "bad" or home.release(record["release"]).digest == change.digest:
-        return False
-    return preflight.is_answering(record["host"], record["port"])
+    return home.release(now.record["release"]).digest != change.digest
 
 
 def _of_release(target: ReleaseDirectory, change: Change) -> Start:

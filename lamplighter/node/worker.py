@@ -83,6 +83,8 @@ class Run:
         #: What serves again though it is no release of ours: a unit or a container that this run had stopped.
         self.given_back: Optional[dict[str, Any]] = None
         self.stopped_ours = False
+        #: Who may start a server although this run does not: left running at the stop, or seen to have started one.
+        self.may_return: list[str] = []
         self.durations: dict[str, float] = {}
         self.ready_seconds: Optional[float] = None
         self.old_answered_at: Optional[float] = None

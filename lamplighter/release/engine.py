@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: What a role may be called: the name of a directory, and nothing that leads elsewhere.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Of the role `node`: what the programs around any server are, see observe/parents.py.
+PROGRAMS = "node/programs.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
@@ -115,7 +117,9 @@ def load_engine(name: str, roles: Path) -> Engine:
     for location in _missing(merged):
         problems.add(top, f"{location} is missing")
     problems.raise_if_any()
-    compiled = {"name": name, **_complete(merged)}
+    programs = _read_programs(roles, problems)
+    problems.raise_if_any()
+    compiled = {"name": name, **_complete(merged), "programs": programs}
     return Engine(name, compiled["launch"], compiled)
 
 
@@ -163,6 +167,16 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
     ground = _merged(parent, roles, problems, (*children, name))
     together = _over(ground, own)
     return {**together, "ancestors": [parent, *ground["ancestors"]]}
+
+
+def _read_programs(roles: Path, problems: Problems) -> dict[str, Any]:
+    """The names of ``node/programs.yml``; {} in a directory of roles that has none."""
+    path = roles / PROGRAMS
+    if not path.is_file():
+        return {}
+    value = read_mapping(path, problems)
+    _check(value, problems, _Programs)
+    return dict(_as_json(plain(value)))
 
 
 def _unknown(name: str, roles: Path) -> InventoryError:
@@ -403,6 +417,14 @@ class _Needs(_Part):
     ranks: _Ranks | None = None
 
 
+class _Programs(_Part):
+    wrappers: tuple[StrictStr, ...] = ()
+    shells: tuple[StrictStr, ...] = ()
+    sessions: tuple[StrictStr, ...] = ()
+    restarters: dict[StrictStr, StrictStr] = {}
+    monitors: tuple[StrictStr, ...] = ()
+
+
 class _File(_Part):
     extends: StrictStr | None = None
     distribution: StrictStr | None = None
@@ -458,9 +480,9 @@ _SAID = {
 }
 
 
-def _check(value: Value, problems: Problems) -> None:
+def _check(value: Value, problems: Problems, model: type[_Part] | None = None) -> None:
     try:
-        _File.model_validate(plain(value))
+        (model or _File).model_validate(plain(value))
     except ValidationError as error:
         for each in error.errors():
             location = each["loc"]

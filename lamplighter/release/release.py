@@ -31,10 +31,13 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/u
 PLAN_KEYS = (
     "name", "engine", "engine_version", "model", "host", "port", "gpus", "python", "env", "sitecustomize", "launcher",
     "stale", "timeouts", "keep_releases", "gpus_unified", "on_confirm_failure", "allow", "nccl_proof", "tls",
+    "gpu_warnings",
 )  # fmt: skip
 
 #: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
-TREATMENT = ("timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure", "tls")
+TREATMENT = (
+    "timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure", "tls", "gpu_warnings",
+)  # fmt: skip
 
 #: What makes NCCL name the variables that it reads, for ``nccl_proof``; the inventory's own values win.
 NCCL_TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}

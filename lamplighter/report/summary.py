@@ -59,7 +59,7 @@ def _sentence(name: str, part: ServerReport) -> str:
 
 def _what_happened(part: ServerReport) -> str:
     release = f"release {clean(part.release)}" if part.release else "the new release"
-    old = f"release {clean(part.serving.release)}" if part.serving and part.serving.release else "the old release"
+    old = _named(clean(part.serving.release)) if part.serving and part.serving.release else "the old release"
     at = f" at {clean(part.stage)}" if part.stage else ""
     spent = sum(part.durations.values())
     after = f" after {seconds(spent)}" if spent else ""
@@ -90,6 +90,11 @@ def _what_happened(part: ServerReport) -> str:
         Exit.TERMINATED: "interrupted; nothing was touched",
     }
     return codes.get(part.exit_code) or f"{clean(part.outcome).replace('_', ' ')}{at}"
+
+
+def _named(release: str) -> str:
+    """What serves, by its name: a release, else a unit, a container or a process, which say what they are."""
+    return release if " " in release else f"release {release}"
 
 
 def _degraded(part: ServerReport, release: str) -> str:

@@ -171,7 +171,7 @@ def serving(data: Mapping[str, Any]) -> str:
     if pid := clean(data.get("pid")):
         parts.append(f"pid {pid}")
     if release := clean(data.get("release")):
-        parts.append(f"release {release}")
+        parts.append(release if " " in release else f"release {release}")
     if since := moment(data.get("since")):
         parts.append(f"since {since}")
     return ", ".join(parts)

@@ -333,6 +333,7 @@ def show_program(ground: Ground) -> None:
 
 NCCL_PORT = 18765
 OLD_MODEL = {"model": "/root/old-model", "served_name": "demo-model"}
+WARNS = {"rc": 14, "stderr": "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n"}
 LIES = {"fields": {"*": {"memory.used": "[N/A]", "memory.total": "[Unknown Error]"}}}
 KILLED: Callable[[str], Ends] = by_stage(
     {"ready": ({1}, {"new"}), "confirm": ({1}, {"new"}), "commit": ({1}, {"new"})}
@@ -386,6 +387,13 @@ FAULTS = (
         by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
         ("preflight", "free", "ready"), mend=normal_smi,
     ),
+    Fault(
+        "nvidia-smi warns at every call", smi(**WARNS),
+        by_stage(dict.fromkeys(BEFORE, REFUSED) | {"free": DARK}, ({Exit.DEGRADED}, {"new"})),
+        ("preflight", "free", "ready"), mend=normal_smi,
+    ),
+    Fault("same, and the warning is accepted", smi(**WARNS), always(FINE), ("preflight", "free", "ready"),
+          mend=normal_smi, new={"gpu_warnings": {"accept": ["infoROM is corrupted"]}}),
     Fault("GPU never freed", smi(used={"0": 50000}), always(DARK), ("prove", "stop", "free"), ("prove", "stop", "free"),
           mend=normal_smi),
     Fault("foreign process grabs GPU", take_gpu, split(REFUSED, DARK), ("stop", "free", "start"),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
+from lamplighter.node.observe import ports
 from tests.driver import ask, eventually, token
 from tests.lab.conftest import Box
 
@@ -48,7 +49,10 @@ def by_hand(box: Box, manner: str = "shell", *words: str) -> Iterator[Path]:
     typed = {
         "shell": f"{line} >/dev/null 2>&1 &",  # a job of a shell that still lives
         "orphan": f"nohup {line} >/dev/null 2>&1 & disown; exit",
+        "loop": f"while true; do {line} >/dev/null 2>&1; sleep 0.2; done &",
+        "watchdog": f"python3 watch.py {line} >/dev/null 2>&1 &",
     }[manner]
+    (directory / "watch.py").write_text("import subprocess, sys\nwhile True: subprocess.run(sys.argv[1:])\n")
     person, terminal = pty.openpty()
     with subprocess.Popen(
         ["setsid", "--ctty", "/bin/bash", "--norc", "-i"],
@@ -158,3 +162,38 @@ def test_policies_that_leave_it_refuse_and_adopt_nothing(box: Box) -> None:
             assert f"left because stale.policy is {policy}" in done.server("box", "demo")["evidence"]
             assert token(box.port, MODEL)
         assert not (box.state / "current").exists()
+
+
+def test_a_loop_goes_before_its_server_which_is_adopted_and_comes_back_without_it(box: Box) -> None:
+    with by_hand(box, "loop"):
+        checked = json.loads(box.run("check", "--json").stdout)["check"]["hosts"]["box"]["servers"]["demo"]["findings"]
+        (found,) = [each for each in checked if each["id"] == "restarter"]
+        assert found["level"] == "ok"
+        assert "will be stopped first" in found["message"]
+        box.configure(args={"tp": 2, "lab-fail": "die:graphs"})
+        back = box.deploy()
+        assert back.code == Exit.ROLLED_BACK, back
+        assert back.server("box", "demo")["serving"]["pid"] in ports.owners(box.port)
+        box.configure(args={"tp": 2})
+        done = box.deploy()
+        assert done.code == Exit.OK, done
+        assert [done.server("box", "demo")["serving"]["pid"]] == list(ports.owners(box.port))
+        stopped = box.run("stop", "--json")
+        assert stopped.code == Exit.OK, stopped
+        assert stopped.server("box", "demo")["message"].startswith("stopped; nothing is serving")
+
+
+def test_a_watchdog_above_the_server_refuses_until_it_is_listed(box: Box) -> None:
+    with by_hand(box, "watchdog"):
+        for verb in ("deploy", "stop"):
+            refused = box.run(verb, "--json")
+            assert refused.code == Exit.REFUSED, refused
+            report = refused.server("box", "demo")
+            assert report["cause"] == "restarter"
+            assert "list watch.py in stale.kill" in report["hint"]
+            assert "which lamplighter does not keep, serves as before" in report["message"]
+            assert report["serving"]["pid"] in ports.owners(box.port)
+        box.configure(stale={"kill": ["watch.py"]})
+        done = box.deploy()
+        assert done.code == Exit.OK, done
+        assert [done.server("box", "demo")["serving"]["pid"]] == list(ports.owners(box.port))

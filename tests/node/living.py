@@ -82,14 +82,14 @@ class Living:
     """The processes of one test; ``end`` ends them, also those that a launched server left behind."""
 
     def __init__(self) -> None:
-        self._children: list[subprocess.Popen[Any]] = []
+        self.children: list[subprocess.Popen[Any]] = []
         self._others: list[Identity] = []
         self._launched: list[Launched] = []
         self._ports: list[socket.socket] = []
 
     def start(self, argv: list[str], **options: Any) -> subprocess.Popen[Any]:
         child = subprocess.Popen(argv, **options)
-        self._children.append(child)
+        self.children.append(child)
         return child
 
     def titled(self, title: str, **options: Any) -> Process:
@@ -124,7 +124,7 @@ class Living:
 
     def exit_code(self, pid: int) -> int:
         """Wait for a child that was started here."""
-        return next(child for child in self._children if child.pid == pid).wait(timeout=60)
+        return next(child for child in self.children if child.pid == pid).wait(timeout=60)
 
     def orphan(self, argv: list[str], **options: Any) -> Process:
         """Start ``argv``; whoever started it has ended."""
@@ -166,7 +166,7 @@ class Living:
             kill(launched.supervisor)
         for identity in self._others:
             kill(identity)
-        for child in self._children:
+        for child in self.children:
             child.kill()
             child.wait()
             for stream in (child.stdin, child.stdout, child.stderr):

@@ -727,3 +727,62 @@ def test_no_holders_is_said_as_such_and_with_numa_memory_only_when_it_has_settle
     assert feed(FreedWatch(), *[seen(NO_HOLDERS, 900)] * 4, step=20) == ["waiting", "waiting", "waiting", NO_HOLDERS]
     falling = [seen(NO_HOLDERS, mib) for mib in (900, 800, 700)]
     assert feed(FreedWatch(), *falling, *[seen(FREED)] * 3, step=20) == ["waiting"] * 5 + [FREED]
+
+
+# ------------------------------------------------------------------------------------------------ warnings that stay
+
+CORRUPT = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0"
+
+
+def warned(rc: int = 14, stream: str = "stdout", line: str = CORRUPT, used: str = "0") -> Sample:
+    """What nvidia-smi says of a whole GPU, with a warning behind each of its answers."""
+    texts = (gpu(used=used) + "\n", "")
+    return Sample(*(Answer(rc, *((text + line + "\n", "") if stream == "stdout" else (text, line))) for text in texts))
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("rc", [0, 14])
+def test_a_warning_at_every_call_is_quoted_and_can_be_accepted_by_name(rc: int, stream: str) -> None:
+    verdict = judge(warned(rc, stream), [A], {}, ALIVE)
+    assert verdict.word == UNKNOWN
+    assert CORRUPT in verdict.reason
+    hint = gpus.how_to_see(verdict.reason, "kimi")
+    assert "servers.kimi.gpu_warnings: {accept: [infoROM is corrupted]}" in hint
+    told = gpus.resolve("all", warned(rc, stream))
+    assert CORRUPT in (told.error or "")
+
+    accepted = gpus.accepting(warned(rc, stream), ["inforom is corrupted"])
+    assert judge(accepted, [A], {}, ALIVE).word == FREED
+    assert gpus.resolve("all", accepted).uuids == (A,)
+    held = gpus.accepting(warned(rc, stream, used="9000"), ["inforom"])
+    assert judge(held, [A], {}, ALIVE).word == HELD, "the numbers count as printed"
+
+
+@pytest.mark.parametrize(
+    ("sample", "accepted"),
+    [
+        (warned(), ["persistence mode"]),
+        (warned(15), ["inforom"]),  # off the bus, beside the warning
+        (warned(14, line="WARNING: something else"), ["something else"]),  # the exit code stands for another one
+        (warned(0, line="Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error"), ["Unable"]),
+        (Sample(Answer(14, "", CORRUPT), Answer(14, "", CORRUPT)), ["inforom"]),  # and no GPU is listed
+        (Sample(Answer(None, "", CORRUPT), Answer(None, "", CORRUPT)), ["inforom"]),
+    ],
+)
+def test_nothing_but_the_named_warning_is_accepted(sample: Sample, accepted: list[str]) -> None:
+    assert judge(gpus.accepting(sample, accepted), [A], {}, ALIVE).word == UNKNOWN
+
+
+def test_behind_a_warning_a_gpu_that_needs_a_reset_is_still_told() -> None:
+    rows = f"{A}, None\n{B}, Reset\n{CORRUPT}\n"
+    assert gpus.read_recovery_actions(Answer(14, rows, "")) == {B: "Reset"}
+    assert gpus.read_details(["pstate"], Answer(14, f"{A}, P0\n{CORRUPT}\n", "")) == {A: {"pstate": "P0"}}
+
+
+def test_who_is_told_of_a_hung_nvidia_smi_is_not_sent_to_run_it() -> None:
+    hung = Answer(None, "", "an earlier nvidia-smi (pid 7) has not answered yet; no other is started")
+    verdict = judge(Sample(hung, hung), [A], {}, ALIVE)
+    hint = gpus.how_to_see(verdict.reason, "kimi")
+    assert "do not run nvidia-smi" in hint
+    assert "dmesg" in hint
+    assert "run nvidia-smi on the node" in gpus.how_to_see("GPU 0 reports [GPU requires reset]", "kimi")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -392,3 +393,28 @@ def test_a_disk_on_which_verify_would_fail(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not list(ground.room_for_verify([str(tmp_path)], {**limits, "disk_free_gib": 0.5}, ""))
     full(monkeypatch, str(tmp_path), inodes=100)
     assert "inodes" in next(ground.room_for_verify([str(tmp_path)], {**limits, "disk_free_gib": 0}, "")).message
+
+
+#: A Python on a file system without programs, in a mount namespace of its own.
+NOEXEC = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from lamplighter.node.observe import ground
+start = ground.Start("kimi", (), {}, sys.argv[2], "kimi-k2", "127.0.0.1", 8000, 0, {})
+(found,) = (each for each in ground.examine(start) if each.id.startswith("interpreter"))
+print(found.id, found.message, found.hint)
+"""
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="a mount of one's own needs root")
+def test_a_python_on_a_mount_without_programs_is_told_as_that(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o noexec,size=1m,mode=755 none "$1" && cp /bin/true "$1/python3" && shift && exec "$@"'
+    words = [sys.executable, "-I", "-c", NOEXEC, str(PROJECT), f"{tmp_path}/python3"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), *words], capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no mount namespace here")
+    assert done.stdout.startswith("interpreter_noexec"), done
+    assert "mounted noexec" in done.stdout
+    assert "remount" in done.stdout

@@ -177,6 +177,8 @@ def test_a_leader_that_ended_before_its_threads_is_not_dead(start) -> None:
 HIDDEN = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
+import time
+from lamplighter.node import preflight
 from lamplighter.node.observe import processes
 other = processes.read_process(int(sys.argv[2]))
 libc = ctypes.CDLL(None, use_errno=True)
@@ -184,6 +186,18 @@ if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 1 << 14 | 1 << 18, N
         libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
     print("cannot"); sys.exit()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
+ready, told = os.pipe()
+secretive = os.fork()  # one's own, and not to be traced: hidepid hides it as well
+if not secretive:
+    os.close(1); os.close(2); os.close(0)
+    libc.prctl(4, 0, 0, 0, 0); os.write(told, b"x"); time.sleep(60); os._exit(0)
+os.read(ready, 1)
+assert processes.is_pid_alive(secretive)
+assert processes.hidden_by() in ("hidepid=2", "hidepid=invisible"), processes.hidden_by()
+said = preflight.describe_pids([other.pid, 4194300])
+assert processes.hidden_by() in said and "(gone)" in said.split(", ")[-1], said
+os.kill(secretive, 9); os.waitpid(secretive, 0)
+assert not processes.is_pid_alive(secretive)
 seen = processes.processes()
 assert os.getpid() in seen and other.pid not in seen, sorted(seen)
 assert processes.read_process(other.pid) is None and processes.environ(other.pid) is None

@@ -8,13 +8,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lamplighter.node.act import restarters, systemd
 from lamplighter.node.act.restarters import Restarter
 from lamplighter.node.observe import processes
 from lamplighter.node.observe.ownership import FOREIGN, LISTED, OURS, STALE, Claim
+from lamplighter.node.observe.parents import Programs
 from lamplighter.node.observe.processes import Container, Identity, Process, Unit
-from tests.node.living import Living
+from tests.node.living import PROJECT, Living
+
+PROGRAMS = Programs.of({"programs": yaml.safe_load((PROJECT / "roles/node/programs.yml").read_text())})
 
 ID = "4b7c0f5ab3d0a1d5f6c1f7f5b3a0c1d2e3f405162738495a6b7c8d9eafb0c1d2"
 DOCKER = f"0::/system.slice/docker-{ID}.scope\n"
@@ -55,7 +59,7 @@ def claims(*found: Process, kind: str = STALE) -> list[Claim]:
 
 def find(stoppable: list[Claim], *others: Process, listed: tuple[str, ...] = ()) -> list[Restarter]:
     table = {each.pid: each for each in (*(claim.process for claim in stoppable), *others)}
-    return restarters.find(stoppable, table, Unit("lamplighter-kimi.service", None), listed)
+    return restarters.find(stoppable, table, Unit("lamplighter-kimi.service", None), listed, PROGRAMS)
 
 
 @pytest.fixture

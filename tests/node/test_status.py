@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import events, preflight, verbs
+from lamplighter.node import events, preflight, serving, verbs
 from lamplighter.node.act import launched as launches
 from lamplighter.node.act import launcher, systemd
 from lamplighter.node.layout import ServerHome
@@ -83,9 +83,9 @@ def test_without_its_record_the_launch_that_lives_is_what_serves(home: ServerHom
     assert record is not None
     assert (record["run"], record["ready"], record["since"], record["port"]) == (OLDER, True, 7.0, server.server_port)
     assert record["log"] == home.run(OLDER).launch("new").log
-    serving = preflight.what_serves(home)
-    assert serving is not None
-    assert serving["pid"] == os.getpid()
+    now = serving.look(home)
+    assert now.record is not None
+    assert now.record["pid"] == os.getpid()
     assert status_of(home)["message"].startswith(f"{home.record} is missing; `")
 
 

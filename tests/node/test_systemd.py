@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from lamplighter.node.act import launched, launcher, systemd
 from lamplighter.node.act.launched import ExitStatus, LaunchFailed, Order
 from lamplighter.node.act.systemd import Manager
 from lamplighter.node.layout import ServerHome
+from lamplighter.node.observe import processes
 from tests.node.living import PROJECT
 
 TEMPLATE = (PROJECT / "tests" / "unit" / "golden" / "kimi-server.service").read_text()
@@ -162,3 +164,47 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.choose("auto") == launcher.Choice("detached", "PID 1 is something else")
     assert launcher.choose("systemd").obstacle == obstacle
     assert launcher.choose("detached").obstacle is None
+
+
+# ------------------------------------------------------------------------------------- what would end a server unasked
+
+SESSION = "0::/user.slice/user-1001.slice/session-3.scope\n"
+YES = {"KillUserProcesses": "b true", "KillExcludeUsers": 'as 1 "root"', "KillOnlyUsers": "as 0"}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "said", "mode", "expected"),
+    [
+        (SESSION, YES, "", ["logout_kills"]),
+        (SESSION, {**YES, "KillUserProcesses": "yes"}, "", ["logout_kills"]),  # as the file has it
+        (SESSION, {**YES, "KillUserProcesses": "b false"}, "", []),
+        (SESSION, {**YES, "KillExcludeUsers": 'as 2 "root" "1001"'}, "", []),
+        (SESSION, {**YES, "KillOnlyUsers": 'as 1 "guest"'}, "", []),
+        (SESSION, {**YES, "KillOnlyUsers": 'as 1 "1001"'}, "", ["logout_kills"]),
+        (SESSION.replace("1001", "0"), YES, "", []),
+        (SESSION.replace("1001", "0"), {**YES, "KillExcludeUsers": "as 0"}, "", ["logout_kills"]),
+        (SESSION, {}, "", ["logout_unknown"]),
+        ("0::/system.slice/lamplighter-run-x.scope\n", YES, "", []),
+        ("0::/system.slice/ssh.service\n", YES, "process", []),
+        ("0::/system.slice/system-ssh.slice/ssh@3.service\n", YES, "control-group", ["unit_kills"]),
+        ("0::/user.slice/user-1001.slice/user@1001.service/app.slice/night.service\n", YES, "mixed", ["unit_kills"]),
+    ],
+)
+def test_what_ends_a_server_that_stays_where_we_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cgroup: str, said: dict[str, str], mode: str, expected: list[str]
+) -> None:
+    me = processes.read_process(os.getpid())
+    assert me is not None
+    monkeypatch.setattr(systemd, "RUNNING", str(tmp_path))
+    monkeypatch.setattr(systemd, "logind", said.get)
+    monkeypatch.setattr(systemd, "scope", lambda unit: [])
+    monkeypatch.setattr(Manager, "show", lambda *_: {"KillMode": mode})
+    monkeypatch.setattr(processes, "user_name", lambda uid: {0: "root"}.get(uid, str(uid)))
+    monkeypatch.setattr(processes, "read_process", lambda pid: dataclasses.replace(me, cgroup=cgroup))
+    found = systemd.dangers(is_unit=False)
+    assert [danger.id for danger in found] == expected
+    assert all(danger.hint for danger in found)
+    assert [danger.id for danger in found if danger.is_sure] == [each for each in expected if each != "logout_unknown"]
+    assert systemd.dangers(is_unit=True) == []
+    monkeypatch.setattr(systemd, "scope", lambda unit: ["systemd-run"])
+    assert systemd.dangers(is_unit=False) == []

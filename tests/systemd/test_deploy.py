@@ -289,8 +289,8 @@ def test_a_foreign_unit_is_stopped_before_its_process(site: Site) -> None:
     assert site.show("ActiveState") == "active"
 
 
-def test_a_unit_with_a_server_that_is_not_its_own_is_left_running(site: Site) -> None:
-    """As one that cron or a notebook started: the daemon's unit is named, the daemon lives, the server is stopped."""
+def test_a_unit_whose_daemon_may_start_the_server_again_is_refused_until_it_is_listed(site: Site) -> None:
+    """Of a program that nobody knows it cannot be told: it is named, and nothing is touched."""
     script = "import subprocess, time; subprocess.Popen({words}); time.sleep(10000)"
     words = ["lamplighter-demo-server", "--model-path", "demo-model", "--port", str(PORT), "--lab-speed", "30"]
     site.node.write("/usr/local/bin/daemon.py", script.format(words=words))
@@ -301,9 +301,43 @@ def test_a_unit_with_a_server_that_is_not_its_own_is_left_running(site: Site) ->
     site.systemctl("start", "notebook.service")
     eventually(site.serves)
     daemon = site.show("MainPID", "notebook.service")
-    done = site.deploy()
-    warnings = " ".join(event["message"] for event in done.events if event["event"] == "warning")
-    assert "unit notebook.service" in warnings
-    assert "none of ours to stop" in warnings
+    for verb in ("deploy", "stop"):
+        refused = site.run(verb)
+        assert refused.code == Exit.REFUSED, refused
+        report = refused.server("gpu1", "demo")
+        assert report["cause"] == "restarter"
+        assert "unit notebook.service" in report["evidence"]
+        assert "none of ours to stop" in report["evidence"]
+        assert "list notebook in stale.kill" in report["hint"]
+        assert "which lamplighter does not keep, serves as before" in report["message"]
+        assert report["serving"]["port"] == PORT
+        assert site.serves()
     assert site.show("MainPID", "notebook.service") == daemon
+    site.configure(stale={"kill": ["notebook"]})
+    site.deploy()
+    assert site.show("ActiveState", "notebook.service") in ("inactive", "failed")
     assert site.status()["state"] == "serving"
+
+
+def test_a_logout_that_would_kill_the_server_is_refused_and_with_lingering_survived(
+    park: NodePark, make_node: MakeNode, tmp_path: Path
+) -> None:
+    node = make_node(systemd=True)
+    site = site_of(park, node, tmp_path, user="ops")
+    node.write("/etc/systemd/logind.conf.d/kill.conf", "[Login]\nKillUserProcesses=yes\n")
+    node.exec(["systemctl", "restart", "systemd-logind"])
+    for kind in ("auto", "detached"):
+        site.configure(launcher=kind)
+        refused = site.run("deploy")
+        assert refused.code == Exit.REFUSED, refused
+        report = refused.server("gpu1", "demo")
+        assert report["cause"] == "logout_kills", report
+        assert "KillUserProcesses=yes" in report["evidence"]
+        assert "loginctl enable-linger" in report["hint"]
+        assert not site.serves()
+
+    node.exec(["loginctl", "enable-linger", "ops"])
+    eventually(lambda: node.sh("ls /run/user/1001/systemd/private 2>/dev/null; true"))
+    site.deploy()  # detached still: in a scope of its own
+    eventually(lambda: "ops" not in node.exec(["loginctl", "list-sessions", "--no-legend"]).stdout)
+    assert site.serves()

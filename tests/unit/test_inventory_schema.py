@@ -99,6 +99,7 @@ def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> N
         "allow": [],
         "nccl_proof": False,
         "tls": "none",
+        "gpu_warnings": {"accept": []},
         "checks": {},
     }
 

@@ -1,9 +1,9 @@
-"""Who would bring a killed process back: a systemd unit or a container that is not ours, found through the cgroup.
+"""Who would bring a killed process back: a unit or a container (by the cgroup), a loop or a watchdog (as a parent).
 
 A restarter is stopped, and before its processes, only where that stops nothing but what may be stopped anyway: its
 main process is such a process, or a plain wrapper around one. A server that somebody started from cron or a notebook
-lives in that daemon's unit too, and the daemon is never stopped for it. ``stale.kill`` may list a unit or a container
-by name.
+lives in that daemon's unit too, and the daemon is never stopped for it. ``stale.kill`` may list a unit, a container or
+a parent by name. What may start the server again and may not be stopped is an ``obstacle``: nothing is touched then.
 
 facts: a raw kill makes systemd restart the unit, and Docker the container with ``--restart=always``; ``docker stop``
 keeps it down until its daemon restarts. Containers of Kubernetes come back whatever a node's tools do, those that it
@@ -15,41 +15,52 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 from typing import Callable, Iterable, Mapping, Optional, Union
 
+from lamplighter.node.act import stop as ending
 from lamplighter.node.act import systemd
-from lamplighter.node.observe import ownership, processes
+from lamplighter.node.observe import ownership, parents, processes
 from lamplighter.node.observe.ownership import Claim
+from lamplighter.node.observe.parents import Parent, Programs
 from lamplighter.node.observe.processes import Container, Process, Unit
-
-#: Programs that live only for the server they start, or for its output.
-WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "env", "uv", "tini", "docker-init", "dumb-init", "catatonit", "tee"})
 
 #: The command that speaks for a runtime, where there is one that can stop a container for good.
 TOOLS = {"docker": "docker", "podman": "podman"}
 
+#: A loop has nothing to clean up; KILL comes after so many seconds.
+PARENT_SECONDS = 3.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Restarter:
-    """A unit or container with processes that will be stopped.
+    """A unit, a container or a parent (``place``) of processes that will be stopped; ``name`` is what people call it.
 
-    ``obstacle``: why it is left alone, empty if it will be stopped first. ``name`` is what people call it.
+    ``obstacle``: why it may start them again and cannot be stopped first, which forbids to stop them. ``left``: why it
+    is left running although that may be so; with neither it is stopped first.
     """
 
-    place: Union[Unit, Container]
+    place: Union[Unit, Container, Process]
     name: str
     pids: tuple[int, ...]
     obstacle: str = ""
     hint: str = ""
     is_enabled: bool = False
+    left: str = ""
 
     @property
     def may_be_stopped(self) -> bool:
-        return not self.obstacle
+        return not self.obstacle and not self.left
+
+    @property
+    def may_be_started(self) -> bool:
+        """Tell whether it can be started again by its name, and so is the way back to what it kept."""
+        return self.may_be_stopped and not isinstance(self.place, Process)
 
     def __str__(self) -> str:
         pids = ", ".join(map(str, self.pids))
-        return f"{self.name} (pid {pids})" + (f": {self.obstacle}" if self.obstacle else "")
+        why = self.obstacle or self.left
+        return f"{self.name} (keeps pid {pids})" + (f": {why}" if why else "")
 
 
 def place_of(process: Process) -> Union[Unit, Container, None]:
@@ -67,12 +78,17 @@ def _is_runtime(unit: Unit) -> bool:
 
 
 def find(
-    claims: Iterable[Claim], table: Mapping[int, Process], ours: Optional[Unit], listed: Iterable[str]
+    claims: Iterable[Claim],
+    table: Mapping[int, Process],
+    ours: Optional[Unit],
+    listed: Iterable[str],
+    programs: Programs,
 ) -> list[Restarter]:
     """Return who would bring back the processes that may be stopped. ``ours`` is our own unit, which is no restarter.
 
     Reads only, but asks systemd and the container runtime.
     """
+    claims = tuple(claims)
     stoppable = {claim.process.pid: claim.process for claim in claims if claim.may_be_stopped}
     places: dict[Union[Unit, Container], list[int]] = {}
     for pid, process in stoppable.items():
@@ -80,7 +96,46 @@ def find(
         if place is not None and place != ours:
             places.setdefault(place, []).append(pid)
     listed = frozenset(listed)
-    return [_judge(place, tuple(sorted(pids)), stoppable, table, listed) for place, pids in places.items()]
+    kept = [_judge(place, tuple(sorted(pids)), stoppable, table, listed, programs) for place, pids in places.items()]
+    # What we launched has none above it but our own supervisor; a unit or container takes all in it along.
+    ours_alone = {claim.process.pid for claim in claims if claim.kind == ownership.OURS}
+    gone_along = {pid for each in kept if not each.left for pid in each.pids}
+    others = {pid: each for pid, each in stoppable.items() if pid not in ours_alone | gone_along}
+    for parent in parents.find(others, table, programs, spared=_line()):
+        judged = _judge_parent(parent, stoppable, table, listed, programs)
+        if judged is not None:
+            kept.append(judged)
+    return kept
+
+
+def _judge_parent(
+    parent: Parent,
+    stoppable: Mapping[int, Process],
+    table: Mapping[int, Process],
+    listed: frozenset[str],
+    programs: Programs,
+) -> Optional[Restarter]:
+    """Decide what becomes of a parent; None: a script with other work, which cannot start the server again."""
+    process = parent.process
+    is_listed = bool(parents.names_of(process) & listed)
+    stands = parent.kind == parents.SCRIPT and _stands_for(process.pid, table, stoppable, programs)
+    found = Restarter(process, str(parent), parent.pids)
+    if parent.kind == parents.PROMPT:
+        return dataclasses.replace(found, left=parent.why, hint=parent.hint)
+    is_harmless = parent.kind == parents.SCRIPT and not parent.may_repeat and not is_listed
+    if is_harmless and (not stands or process.uid != os.geteuid()):
+        return None
+    if not (is_listed or stands):
+        why = parent.why
+        hint = (f"{parent.hint}, or " if parent.hint else "") + f"end it, or list {parent.name} in stale.kill"
+    elif os.geteuid() not in (0, process.uid):
+        why, hint = (
+            f"{parent.why}, and is another user's",
+            f"ask {processes.user_name(process.uid)}, or use become: true",
+        )
+    else:
+        return found
+    return dataclasses.replace(found, obstacle=why, hint=hint)
 
 
 def _judge(
@@ -89,6 +144,7 @@ def _judge(
     stoppable: Mapping[int, Process],
     table: Mapping[int, Process],
     listed: frozenset[str],
+    programs: Programs,
 ) -> Restarter:
     inside = {pid: process for pid, process in table.items() if place_of(process) == place and not process.is_dead}
     if isinstance(place, Unit):
@@ -117,33 +173,46 @@ def _judge(
             obstacle = f"it is rootless, and known to {processes.user_name(place.uid)}'s {tool} alone"
         elif shutil.which(tool) is None:
             obstacle = f"there is no {tool} command here"
+        elif known.trouble:
+            obstacle = f"{tool} may not be asked about it: {known.trouble}"
+            hint = f"let {processes.user_name(os.geteuid())} use {tool}, or use become: true"
+    left = ""
     if not obstacle and _line() & set(inside):
         obstacle, hint = "this very run lives in it", "start the run from elsewhere"
-    elif not obstacle and not names & listed and not _stands_for(main, inside, stoppable):
+    elif not obstacle and not names & listed and not _stands_for(main, inside, stoppable, programs):
         process = table.get(main)
         what = f"{process.title!r} (pid {main})" if process else "not among them"
-        obstacle = f"its main process is {what}, and that is none of ours to stop"
+        why = f"its main process is {what}, and that is none of ours to stop"
         hint = f"if it starts them again, list {min(names, key=len)} in stale.kill"
-    return Restarter(place, name, pids, obstacle, hint, is_enabled)
+        # Who lets jobs in starts none again; of any other main process that cannot be told.
+        left, obstacle = (why, "") if process is None or programs.is_session(process) else ("", why)
+    return Restarter(place, name, pids, obstacle, hint, is_enabled, left)
 
 
-def _stands_for(main: int, inside: Mapping[int, Process], stoppable: Mapping[int, Process]) -> bool:
+def _stands_for(main: int, inside: Mapping[int, Process], stoppable: Mapping[int, Process], programs: Programs) -> bool:
     """Tell whether a main process is to be stopped, or lives only for what is to be stopped."""
     if main in stoppable:
         return True
     process = inside.get(main)
-    if process is None or not _is_wrapper(process, inside, stoppable):
+    if process is None or not _is_wrapper(process, inside, stoppable, programs):
         return False
     below = processes.descendants([main], inside)
-    working = {child.pid for child in below if not _is_wrapper(child, inside, stoppable)}
+    working = {
+        child.pid for child in below if child.pid in stoppable or not _is_wrapper(child, inside, stoppable, programs)
+    }
     return bool(working) and working <= set(stoppable)
 
 
-def _is_wrapper(process: Process, inside: Mapping[int, Process], stoppable: Mapping[int, Process]) -> bool:
-    """Tell whether it is one by its name; or, named after its script, a shell above something to be stopped."""
-    if process.comm in WRAPPERS:
+def _is_wrapper(
+    process: Process, inside: Mapping[int, Process], stoppable: Mapping[int, Process], programs: Programs
+) -> bool:
+    """Tell whether it is one by its name; or, named after its script, a shell above something to be stopped.
+
+    A loop sleeps between two starts: a `sleep` does nothing of its own.
+    """
+    if process.comm in programs.wrappers | programs.shells or os.path.basename(process.title) == "sleep":
         return True
-    if os.path.basename(process.exe or "") not in WRAPPERS:
+    if not programs.is_shell(process):
         return False
     return any(child.pid in stoppable for child in processes.descendants([process.pid], inside))
 
@@ -172,6 +241,8 @@ class _Known:
     main: int = 0
     policy: str = ""
     name: str = ""
+    #: Why it said nothing.
+    trouble: str = ""
 
 
 def _inspect(container: Container) -> _Known:
@@ -180,7 +251,9 @@ def _inspect(container: Container) -> _Known:
     answer = _ask(container, "inspect", "--format", "{{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}}")
     main, _, rest = answer.stdout.strip().partition(" ")
     policy, _, name = rest.partition(" ")
-    return _Known(int(main), policy, name.lstrip("/")) if answer.ok and main.isdigit() else _Known()
+    if answer.ok and main.isdigit():
+        return _Known(int(main), policy, name.lstrip("/"))
+    return _Known(trouble=answer.stderr.strip()[-300:] or f"it said {answer.stdout.strip()[:100]!r}")
 
 
 def _tool(container: Container) -> Optional[str]:
@@ -200,6 +273,7 @@ def _ask(container: Container, *words: str, seconds: float = systemd.CALL_SECOND
 
 def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> str:
     """Stop a unit or container through its own supervisor; return what went wrong, empty if it is down."""
+    assert not isinstance(restarter.place, Process)
     if isinstance(restarter.place, Unit):
         is_down = systemd.stop(restarter.place, seconds, tell)
         return "" if is_down else f"{restarter.name} was not down within {seconds:.0f} s"
@@ -208,8 +282,20 @@ def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> s
     return "" if answer.ok else f"{restarter.name} could not be stopped: {answer.stderr.strip()[-300:]}"
 
 
+def stop_parents(found: Iterable[Restarter], seconds: float, tell: Callable[[str], None]) -> str:
+    """End the parents among ``found``, all at once lest one starts another again; return who would not die, or ""."""
+    above = [restarter.place for restarter in found if isinstance(restarter.place, Process)]
+    if not above:
+        return ""
+    tell(f"stopping first who would start it again: {', '.join(f'{each.comm} (pid {each.pid})' for each in above)}")
+    manner = ending.Manner(signal.SIGTERM, min(seconds, PARENT_SECONDS))
+    survivors = ending.stop(lambda: above, manner, tell)
+    return ending.describe_survivors(survivors) if survivors else ""
+
+
 def start(restarter: Restarter) -> str:
     """Start again what ``stop`` stopped; return what went wrong, empty if nothing did."""
+    assert not isinstance(restarter.place, Process)
     if isinstance(restarter.place, Unit):
         answer = systemd.Manager(restarter.place.manager_uid).call("start", restarter.place.name)
     else:
@@ -217,8 +303,9 @@ def start(restarter: Restarter) -> str:
     return "" if answer.ok else answer.stderr.strip()[-300:] or "it did not start"
 
 
-def how_to_disable(place: Union[Unit, Container]) -> str:
+def how_to_disable(place: Union[Unit, Container, Process]) -> str:
     """Return the command after which a boot of the node does not start the unit or container any more."""
+    assert not isinstance(place, Process)
     if isinstance(place, Unit):
         return f"systemctl {'' if place.manager_uid is None else '--user '}disable {place.name}"
     return f"{TOOLS.get(place.runtime, place.runtime)} update --restart=no {place.id[:12]}"

@@ -37,6 +37,8 @@ STOP_MARGIN_SECONDS = 10.0
 
 RUNNING = "/run/systemd/system"
 LINGER = "/var/lib/systemd/linger"
+#: Below it are system users, whose shared memory logind leaves alone.
+SYSTEM_UIDS = 1000
 #: A drop-in that exists while an old unit is started again: it shall not be restarted before it was ready once.
 HOLD = "zz-lamplighter-starting.conf"
 
@@ -111,11 +113,101 @@ def scope(unit: str) -> list[str]:
     return ["env", f"{runtime}=/run/user/{uid}", "systemd-run", "--user", *words, "env", "-u", runtime]
 
 
+@dataclasses.dataclass(frozen=True)
+class Danger:
+    """What ends a server that is started now although nobody stops it; ``id`` names it, ``is_sure``: that is known."""
+
+    id: str
+    message: str
+    evidence: str
+    hint: str
+    is_sure: bool = True
+
+
+def dangers(*, is_unit: bool) -> list[Danger]:
+    """Say what the end of our login, or of the unit that we run in, does to a server. Asks logind and systemd.
+
+    ``is_unit``: it will be a unit. Else it gets a scope of its own where there can be one, and without one it stays in
+    our own cgroup. facts: with KillUserProcesses=yes only that scope or unit outlives the logout, lingering or not; a
+    service that ends takes along all that was started in it, unless its KillMode is process or none.
+    """
+    if not os.path.isdir(RUNNING):
+        return []
+    me = processes.read_process(os.getpid())
+    stays = not is_unit and not scope("lamplighter-server")
+    found = [_end_of_login(me.cgroup), _end_of_unit(processes.unit_of(me))] if stays and me is not None else []
+    return [danger for danger in (*found, _loss_of_shared_memory()) if danger is not None]
+
+
+def _end_of_login(cgroup: str) -> Optional[Danger]:
+    """Whose login it is, the cgroup says: what sudo starts there ends with the login of who called it."""
+    session = re.search(r"/user-(\d+)\.slice/session-[^/]+\.scope", cgroup)
+    if session is None:
+        return None
+    user = processes.user_name(int(session.group(1)))
+    kills, spared, only = (logind(name) for name in ("KillUserProcesses", "KillExcludeUsers", "KillOnlyUsers"))
+    if kills is None:
+        message = f"it cannot be told whether logind kills the processes of {user} at logout"
+        evidence = "neither busctl nor systemd-analyze tells KillUserProcesses"
+        return Danger("logout_unknown", message, evidence, _how_to_stay(), is_sure=False)
+    if not _is_yes(kills) or user in _names(spared) or (_names(only) and user not in _names(only)):
+        return None
+    message = f"logind kills all processes of {user} at logout: the server, and this run too"
+    return Danger("logout_kills", message, f"KillUserProcesses=yes, and {_why_no_scope()}", _how_to_stay())
+
+
+def _end_of_unit(unit: Optional[Unit]) -> Optional[Danger]:
+    if unit is None or not unit.name.endswith(".service"):
+        return None
+    mode = Manager(unit.manager_uid).show(unit.name, "KillMode").get("KillMode", "")
+    if mode not in ("control-group", "mixed"):
+        return None
+    message = f"the server would live in {unit.name}, and be killed when that ends"
+    return Danger("unit_kills", message, f"KillMode={mode}, and {_why_no_scope()}", _how_to_stay())
+
+
+def _loss_of_shared_memory() -> Optional[Danger]:
+    """No more than a risk: what is mapped stays, what is opened by its name later is gone."""
+    uid = os.geteuid()
+    if uid < SYSTEM_UIDS or is_lingering(uid) or not _is_yes(logind("RemoveIPC") or ""):
+        return None
+    user = processes.user_name(uid)
+    message = f"logind removes the shared memory of {user} 15 s after logout, a live server's too"
+    hint = f"run `loginctl enable-linger` as {user} on the node (needs no root)"
+    return Danger("remove_ipc", message, "RemoveIPC=yes, no lingering", hint, is_sure=False)
+
+
+def _why_no_scope() -> str:
+    obstacle = _why_no_manager()
+    return obstacle.reason if obstacle is not None else "there is no systemd-run to make a scope of its own"
+
+
+def _how_to_stay() -> str:
+    obstacle = _why_no_manager()
+    return obstacle.hint if obstacle is not None else "install systemd-run (Debian: package systemd), or become: true"
+
+
+def _is_yes(value: str) -> bool:
+    return value.rpartition(" ")[2].lower() in ("true", "yes", "on", "1", "t", "y")
+
+
+def _names(value: Optional[str]) -> list[str]:
+    """Read a list of users: `as 2 "root" "ops"` of busctl, `root ops` of a file."""
+    return re.findall(r'"([^"]*)"', value or "") if (value or "").startswith("as ") else (value or "").split()
+
+
 def logind(setting: str) -> Optional[str]:
-    """Return a setting of logind (RemoveIPC, KillUserProcesses, KillExcludeUsers) as busctl prints it, or None."""
+    """Return a setting of logind (RemoveIPC, KillUserProcesses, KillExcludeUsers) as busctl prints it, or None.
+
+    Where the bus does not answer, as the files say it, in their words.
+    """
     words = ["busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"]
     answer = run([*words, "org.freedesktop.login1.Manager", setting])
-    return answer.stdout.strip() if answer.ok else None
+    if answer.ok:
+        return answer.stdout.strip()
+    answer = run(["systemd-analyze", "cat-config", "systemd/logind.conf"])
+    said = re.findall(rf"^\s*{setting}\s*=(.*)$", answer.stdout, re.MULTILINE) if answer.ok else []
+    return said[-1].strip() if said else None
 
 
 # ------------------------------------------------------------------------------------------------------ one manager

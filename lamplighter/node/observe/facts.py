@@ -56,17 +56,20 @@ _PSEUDO = re.compile(
 )
 
 
-def node_facts(wanted: Union[str, Sequence[Union[int, str]]], paths: Iterable[str]) -> Dict[str, Any]:
+def node_facts(
+    wanted: Union[str, Sequence[Union[int, str]]], paths: Iterable[str], accepted: Collection[str] = ()
+) -> Dict[str, Any]:
     """Describe the node: its kernel, driver, GPUs, memory, mounts, listeners, stuck processes and leftovers.
 
-    ``wanted`` are the server's ``gpus`` (none for an empty list), ``paths`` the places whose free space matters.
+    ``wanted`` are the server's ``gpus`` (none for an empty list), ``paths`` the places whose free space matters,
+    ``accepted`` the warnings of nvidia-smi that may stay.
     """
     table = processes.processes()
     return {
         "t": time.time(),
         "host": _host(),
         "driver": {"module": loaded_driver()},
-        **gpu_facts(wanted),
+        **gpu_facts(wanted, accepted),
         "ports": [
             {"address": found.address, "port": found.port, "pids": list(found.pids), "uid": found.uid}
             for found in ports.listeners()
@@ -113,12 +116,20 @@ def read_driver(text: Optional[str]) -> Optional[str]:
     return found.group(1) if found else None
 
 
-def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]]) -> Dict[str, Any]:
+def forbids_programs(path: str) -> bool:
+    """Tell whether ``path`` lies on a file system that is mounted ``noexec``: then no program there can start."""
+    try:
+        return bool(os.statvfs(os.path.realpath(os.path.expanduser(path))).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]], accepted: Collection[str] = ()) -> Dict[str, Any]:
     """Describe all GPUs of the node (``gpus``, ``smi``) and which of them the server's are (``wanted``)."""
     if not wanted and gpus.take_sample(SMI_SECONDS).gpus.rc == 127:  # not installed
         return {"gpus": [], "smi": {"error": None, "seconds": 0.0}, "wanted": {"uuids": [], "error": None}}
     began = time.monotonic()
-    sample = gpus.take_sample(SMI_SECONDS)
+    sample = gpus.accepting(gpus.take_sample(SMI_SECONDS), accepted)
     taken = time.monotonic() - began
     error = gpus.unreadable(sample)
     more = {} if sample.gpus.rc is None else gpus.details(DETAILS, SMI_SECONDS)
@@ -147,6 +158,7 @@ def holder_facts(
     baseline: Mapping[str, Optional[int]],
     ours: Callable[[], Collection[int]],
     allow: Collection[str],
+    accepted: Collection[str] = (),
 ) -> Dict[str, Any]:
     """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
 
@@ -160,7 +172,7 @@ def holder_facts(
     until = time.monotonic() + gpus.TEARDOWN_SECONDS
     looks: Dict[int, int] = {}
     while True:
-        sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS)
+        sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS, accepted)
         known = set(ours())
         names = {app.pid: app.name for app in verdict.apps}
         listed = _alive({pid: names.get(pid, "") for pid in verdict.holders})

@@ -65,6 +65,11 @@ _KILL_SECONDS = 0.3
 
 _LARGEST_ANSWER = 4 << 20
 
+#: How the reason of an UNKNOWN begins where a call hung: whoever asks by hand would hang as well.
+NO_ANSWER = "nvidia-smi gave no answer"
+#: facts: documented as "infoROM is corrupted"; the tables before the warning are whole.
+_INFOROM_RC = 14
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -96,11 +101,39 @@ def take_sample(deadline: float = 10.0) -> Sample:
     return Sample(gpus, _ask(QUERY_APPS, until))
 
 
-def recovery_trouble(uuids: Collection[str], deadline: float = 10.0) -> Optional[str]:
+def accepting(sample: Sample, accepted: Collection[str]) -> Sample:
+    """Return the sample without the warnings that the operator accepts, see ``without_warnings``."""
+    return Sample(without_warnings(sample.gpus, accepted), without_warnings(sample.apps, accepted))
+
+
+def without_warnings(answer: Answer, accepted: Collection[str]) -> Answer:
+    """Return the answer without the warnings that the operator accepts by a part of their words, in any case.
+
+    Only lines that call themselves a warning go, and everything else counts as it was printed. The exit code goes with
+    the one warning that it stands for. facts: a corrupted infoROM is told after every table, on either stream.
+    """
+    words = [each.lower() for each in accepted]
+    gone: List[str] = []
+
+    def kept(text: str) -> str:
+        lines = text.split("\n")
+        gone.extend(line for line in lines if _is_warning(line) and any(word in line.lower() for word in words))
+        return "\n".join(line for line in lines if line not in gone)
+
+    stdout, stderr = kept(answer.stdout), kept(answer.stderr)
+    is_inforom = answer.rc == _INFOROM_RC and any("inforom" in line.lower() for line in gone)
+    return Answer(0 if is_inforom else answer.rc, stdout, stderr)
+
+
+def _is_warning(line: str) -> bool:
+    return line.strip().lower().startswith("warning")
+
+
+def recovery_trouble(uuids: Collection[str], deadline: float = 10.0, accepted: Collection[str] = ()) -> Optional[str]:
     """Say which of the GPUs ``uuids`` wants a reset or a reboot; None where none does or the driver does not know."""
-    answer = _ask(QUERY_RECOVERY, time.monotonic() + deadline)
+    answer = without_warnings(_ask(QUERY_RECOVERY, time.monotonic() + deadline), accepted)
     if answer.rc is None:
-        return f"nvidia-smi gave no answer about recovery: {_first_line(answer.stderr)}"
+        return f"{NO_ANSWER} about recovery: {_first_line(answer.stderr)}"
     wanted = {uuid.lower() for uuid in uuids}
     found = [(uuid, act) for uuid, act in read_recovery_actions(answer).items() if uuid.lower() in wanted]
     return ", ".join(f"GPU {uuid} needs recovery: {action}" for uuid, action in found) or None
@@ -111,7 +144,7 @@ def read_recovery_actions(answer: Answer) -> Dict[str, str]:
 
     facts: "None" is good; an unknown field is rc 2 with a message on stdout.
     """
-    if answer.rc != 0:
+    if answer.rc not in (0, _INFOROM_RC):
         return {}
     found = {}
     for line in _lines(answer.stdout):
@@ -124,7 +157,8 @@ def read_recovery_actions(answer: Answer) -> Dict[str, str]:
 def details(fields: Sequence[str], deadline: float = 10.0) -> Dict[str, Dict[str, str]]:
     """Ask for more ``fields`` of every GPU: {uuid: {field: cell as nvidia-smi wrote it}}; unanswered ones are left out.
 
-    One field that the driver does not know fails a whole query, so then each is asked apart.
+    One field that the driver does not know fails a whole query, so then each is asked apart. A corrupted infoROM, which
+    makes every call fail, hides nothing here: this is for people and for comparison, and frees no GPU.
     """
     until = time.monotonic() + deadline
     found = read_details(fields, _ask(_query(fields), until))
@@ -143,7 +177,7 @@ def _query(fields: Sequence[str]) -> Tuple[str, ...]:
 
 def read_details(fields: Sequence[str], answer: Answer) -> Optional[Dict[str, Dict[str, str]]]:
     """Read the answer to a query of ``uuid`` and ``fields``; None when the query failed. Odd lines are passed over."""
-    if answer.rc != 0:
+    if answer.rc not in (0, _INFOROM_RC):
         return None
     found = {}
     for line in _lines(answer.stdout):
@@ -330,15 +364,37 @@ def list_gpus(sample: Sample) -> Tuple[Gpu, ...]:
 def unreadable(sample: Sample) -> Optional[str]:
     """Say why the sample as a whole cannot be trusted (exit code, stderr, a line that is no row), or None."""
     for word, answer in (("GPUs", sample.gpus), ("processes", sample.apps)):
-        said = _first_line(answer.stderr + "\n" + answer.stdout)
+        said = _complaint(answer)
         if answer.rc is None:
-            return f"nvidia-smi gave no answer about its {word}: {said}"
+            return f"{NO_ANSWER} about its {word}: {said}"
         if answer.rc != 0:
             return f"nvidia-smi failed with rc {answer.rc}: {said}"
         if answer.stderr.strip():
             return f"nvidia-smi complained: {said}"
     _, odd = _read_gpus(sample.gpus.stdout)
     return f"nvidia-smi wrote a line that is no GPU: {odd[0]}" if odd else None
+
+
+def _complaint(answer: Answer) -> str:
+    """Return the line that says what is wrong: a warning comes behind the rows, which say nothing of it."""
+    spoken = [line for line in _lines(answer.stderr + "\n" + answer.stdout) if not _UUID.search(line)]
+    return _first_line("\n".join(spoken) or answer.stdout)
+
+
+def how_to_see(reason: str, server: str) -> str:
+    """Say what to do about a sample that is UNKNOWN for ``reason``: never to run what would hang as well."""
+    if reason.startswith(NO_ANSWER):
+        return (
+            "do not run nvidia-smi there, it would hang as well: `dmesg | grep -iE 'xid|nvrm'` and "
+            "`ps -eo pid,stat,wchan:32,comm | grep ' D'` show what the driver waits for; mostly only a reboot helps"
+        )
+    if "warning" in reason.lower():
+        words = "infoROM is corrupted" if "inforom" in reason.lower() else "PART OF ITS WORDS"
+        return (
+            "have that GPU looked at; to go on with it all the same, accept this one warning: "
+            f"servers.{server}.gpu_warnings: {{accept: [{words}]}}"
+        )
+    return "run nvidia-smi on the node: what it says is not fit to start a server on"
 
 
 def _read_gpus(text: str) -> Tuple[List[GpuRow], List[str]]:
@@ -363,7 +419,8 @@ def _read_apps(text: str) -> List[AppRow]:
         memory = cells[-1] if len(cells) >= 4 else ""
         is_memory = _mib(memory) is not None or _token(memory) in (_ABSENT | _FAULTS)
         is_whole = len(cells) >= 4 and uuid != "" and pid is not None and is_memory
-        found.append(AppRow(uuid, pid, ",".join(line.split(",")[2:-1]).strip(), memory, is_whole))
+        name = ",".join(line.split(",")[2:-1]) if len(cells) >= 4 else line  # a message, which says why
+        found.append(AppRow(uuid, pid, name.strip(), memory, is_whole))
     return found
 
 
@@ -465,6 +522,7 @@ def settle(
     baseline: Mapping[str, Optional[int]],
     allow: Collection[str] = (),
     deadline: float = 10.0,
+    accepted: Collection[str] = (),
 ) -> Tuple[Sample, Verdict]:
     """Sample and judge; again for TEARDOWN_SECONDS while it may be the memory of a process that has just died.
 
@@ -472,7 +530,7 @@ def settle(
     """
     until = time.monotonic() + TEARDOWN_SECONDS
     while True:
-        sample = take_sample(deadline)
+        sample = accepting(take_sample(deadline), accepted)
         verdict = judge(sample, expected, baseline, processes.is_pid_alive, allow=allow)
         is_passing = verdict.word == UNKNOWN or (verdict.word == HELD and not verdict.holders)
         if not is_passing or unreadable(sample) is not None or time.monotonic() > until:

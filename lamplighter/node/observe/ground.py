@@ -130,6 +130,11 @@ def examine(start: Start, stopping: Collection[int] = ()) -> Iterator[Finding]:
 
 def _program(start: Start) -> Iterator[Finding]:
     python = shutil.which(os.path.expanduser(start.python), path=start.path)
+    if python is None and facts.forbids_programs(start.python):
+        hint = f"remount it with exec, or put the environment elsewhere and correct {start.setting('python')}"
+        message = f"the server's Python {start.python} lies on a file system mounted noexec: no program there can start"
+        yield Finding("interpreter_noexec", "error", message, hint=hint)
+        return
     if python is None:
         yield Finding(
             "interpreter_missing",

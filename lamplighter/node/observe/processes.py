@@ -229,6 +229,29 @@ def is_pid_alive(pid: int) -> bool:
     return tgid in (pid, None) and not _is_dead(pid, stat)
 
 
+def foreground_group(pid: int) -> Optional[int]:
+    """Return the process group in the foreground of the terminal of ``pid`` (stat, field 8); None without one."""
+    fields = (_read(f"{PROC}/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return int(fields[5]) if len(fields) > 5 and fields[4] != b"0" else None
+
+
+def hidden_by() -> str:
+    """Name the option of /proc that hides processes from this user, ``hidepid=2``; "" where it shows all."""
+    # The last mount there is the one that is seen.
+    for line in reversed((_read(f"{PROC}/self/mounts") or b"").decode("utf-8", "replace").splitlines()):
+        cells = line.split()
+        if len(cells) > 3 and cells[1] == PROC and cells[2] == "proc":
+            option = next((word for word in cells[3].split(",") if word.startswith("hidepid=")), "")
+            return "" if option in ("hidepid=0", "hidepid=off") or os.geteuid() == 0 else option
+    return ""
+
+
+def why_unseen() -> str:
+    """Say of a process that lives, and of which nothing can be read, why that is so."""
+    option = hidden_by()
+    return f"another user's: {PROC} is mounted with {option}" if option else f"alive, and not to be seen in {PROC}"
+
+
 def session_pids(sid: int) -> Tuple[int, ...]:
     """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
     found = ((pid, _stat(pid)) for pid in pids())
@@ -747,14 +770,20 @@ def _threads(pid: int) -> List[int]:
 
 
 def _kernel_knows(pid: int) -> bool:
-    """Ask without /proc: with hidepid a process of another user answers EPERM, a missing one ESRCH."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return _stat(pid) is not None  # it was ours and is readable, so a missing stat means it has just gone
+    """Ask without /proc: with hidepid a process of another user answers EPERM, a missing one ESRCH.
+
+    facts: hidepid also hides processes of one's own that one may not trace (not dumpable, with capabilities).
+    """
+    for _ in range(2):  # one that is there for both, and in /proc for neither, has not just gone
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        if _stat(pid) is not None:
+            return True
+    return True
 
 
 def _or_look(table: Optional[Mapping[int, Process]]) -> Mapping[int, Process]:
@@ -807,6 +836,8 @@ __all__ = [
     "explain_stuck",
     "files_in_use",
     "find_by_argument",
+    "foreground_group",
+    "hidden_by",
     "is_alive",
     "is_pid_alive",
     "open_files",
@@ -818,5 +849,6 @@ __all__ = [
     "unit_of",
     "user_name",
     "why_unkillable",
+    "why_unseen",
     "working_directory",
 ]

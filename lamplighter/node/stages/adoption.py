@@ -17,7 +17,10 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     One that a unit or container keeps is left to these: they start it again if the deploy fails.
     """
     found = adopt.find(claims, run.plan.port)
-    if found is None or preflight.is_kept(found.process, run.plan, run.home, claims):
+    if found is None:
+        return
+    kept = preflight.find_restarters(run.plan, run.engine, run.home, claims)
+    if preflight.is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):

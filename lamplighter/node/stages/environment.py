@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from typing import Collection, Mapping, Optional
 
@@ -9,7 +11,7 @@ from lamplighter.node import envproof, liveproof, standing
 from lamplighter.node.act import interpreter, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import processes, startup
+from lamplighter.node.observe import facts, processes, startup
 from lamplighter.node.stages.ready import see_it_live
 from lamplighter.node.worker import Run, StageFailure
 
@@ -62,6 +64,14 @@ def _prove(run: Run) -> Optional[str]:
 
 
 def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
+    python = shutil.which(os.path.expanduser(run.plan.python)) or os.path.expanduser(run.plan.python)
+    ways = {
+        release.launch_script: "choose another `root` for this host",
+        python: f"move servers.{run.plan.name}.python",
+    }
+    for path, way in ways.items():
+        if facts.forbids_programs(path):
+            return f"{path} lies on a file system mounted noexec, where no program can start: {way}, or remount it exec"
     damage = standing.damage(release)
     if run.request["verb"] == "deploy" or not damage:
         return f"mend servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"

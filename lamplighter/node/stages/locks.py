@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import Any, Optional
@@ -50,7 +51,7 @@ def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[st
     wanted = {f"port-{plans[0].port}": f"port {plans[0].port}", **{f"gpu-{uuid}": f"GPU {uuid}" for uuid in uuids}}
     for other in plans[1:]:
         wanted[f"port-{other.port}"] = f"port {other.port}"
-        found = preflight.resolve_gpus(other)
+        found = preflight.resolve_gpus(dataclasses.replace(other, gpu_warnings=plans[0].gpu_warnings))
         wanted.update((f"gpu-{uuid}", f"GPU {uuid}") for uuid in found.uuids)
         if found.error is not None:
             run.warn(
@@ -70,7 +71,7 @@ def _resolve(run: Run, plan: Plan) -> tuple[str, ...]:
             "the GPUs of this server cannot be told",
             cause="gpu_unknown",
             evidence=resolved.error,
-            hint=f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node",
+            hint=preflight.how_to_name_gpus(plan, resolved.error),
         )
     return resolved.uuids
 

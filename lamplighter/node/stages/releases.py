@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import time
 from typing import Any, Optional, Sequence
 
-from lamplighter.node import preflight, standing
+from lamplighter.node import serving, standing
 from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
@@ -127,7 +128,7 @@ def use_current_release(run: Run) -> Optional[str]:
     release = run.home.current_release()
     if release is None:
         raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} that became ready is here", hint="deploy it")
-    if run.request["verb"] == "start" and preflight.what_serves(run.home) is not None:
+    if run.request["verb"] == "start" and serving.look(run.home).record is not None:
         raise StageFailure(
             Exit.REFUSED,
             f"{run.plan.name} is serving already",
@@ -141,7 +142,11 @@ def use(run: Run, release: ReleaseDirectory) -> None:
     record = release.read_plan()
     if record is None:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
-    run.plan, run.engine, run.release = Plan.load(record["server"]), record["engine"], release
+    plan = Plan.load(record["server"])
+    # Warnings are the node's, not the release's: one that is accepted now must not forbid the way back.
+    plan = dataclasses.replace(plan, gpu_warnings=(*plan.gpu_warnings, *run.plan.gpu_warnings))
+    programs = run.engine.get("programs") or record["engine"].get("programs")  # likewise
+    run.plan, run.engine, run.release = plan, {**record["engine"], "programs": programs}, release
     run.uuids = lock_resources(run, run.plan)
 
 

@@ -39,6 +39,8 @@ def stop_old(run: Run) -> Optional[str]:
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
         _refuse_unfit_gpus(run)
         files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
+    kept = preflight.find_restarters(run.plan, run.engine, run.home, claimed)
+    _refuse_restarters(run, kept)
     adoption.adopt_old(run, claimed)
     if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
@@ -48,11 +50,20 @@ def stop_old(run: Run) -> Optional[str]:
     run.touched = True
     if run.launched is None:
         run.stopped_ours = any(claim.kind == ownership.OURS for claim in stopping)
-    grace = _stop_supervisors(run, claimed)
+    grace = _stop_supervisors(run, kept)
     manner = stop.Manner(getattr(signal, "SIG" + look.get("signal", "TERM")), grace)
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
     )
+    again = [each for each in survivors if each.identity not in {claim.process.identity for claim in claimed}]
+    if again and len(again) == len(survivors):
+        run.may_return += [f"pid {each.pid} ({each.title})" for each in again]
+        left = [restarter for restarter in kept if restarter.left]
+        _fail_to_stop(
+            "the old server is started again as soon as it is stopped",
+            "; ".join([*(f"pid {each.pid} ({each.title}), started since" for each in again), *map(str, left)]),
+            left[0].hint if left else "find who starts it (`ps -o ppid=,args=`), and end that first",
+        )
     if survivors:
         raise StageFailure(
             Exit.NOT_FREED,
@@ -109,7 +120,7 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
 def _refuse_unfit_gpus(run: Run) -> None:
     if run.plan.uses_gpus:
         verdict = preflight.settled_verdict(run.plan, run.home, run.uuids)
-        for finding in preflight.unfit_gpus(run.uuids, verdict):
+        for finding in preflight.unfit_gpus(run.plan, run.uuids, verdict):
             raise checks.refusal(finding)
 
 
@@ -120,17 +131,39 @@ def _is_unit_up(run: Run) -> bool:
     return state is not None and not state.is_down
 
 
-def _stop_supervisors(run: Run, claimed: list[ownership.Claim]) -> float:
-    """Stop who would restart what is stopped; return the seconds that are left until KILL."""
+def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
+    """Refuse to stop what somebody may start again, who cannot be stopped first."""
+    for restarter in kept:
+        if restarter.obstacle:
+            raise StageFailure(
+                Exit.NOT_FREED if run.touched else Exit.REFUSED,
+                f"what would be stopped may be started again, by {restarter.name}",
+                cause="restarter",
+                evidence=str(restarter),
+                hint=restarter.hint,
+            )
+
+
+def _stop_supervisors(run: Run, kept: list[restarters.Restarter]) -> float:
+    """Stop who would restart what is stopped; return the seconds that are left until KILL.
+
+    Raises StageFailure where one goes on: what it keeps would only come back.
+    """
     began = time.monotonic()
     seconds = run.plan.timeouts.stop
     is_down = launcher.stop_unit(run.home, seconds, run.progress)
-    for restarter in preflight.find_restarters(run.plan, run.home, claimed):
-        if not restarter.may_be_stopped:
+    for restarter in kept:
+        if restarter.left:
+            run.may_return.append(restarter.name)
             run.warn(f"{restarter} is left running, and may start again what is stopped now", restarter.hint)
-            continue
+    survivors = restarters.stop_parents([each for each in kept if each.may_be_stopped], seconds, run.progress)
+    if survivors:
+        _fail_to_stop("who would start the server again would not die", survivors)
+    for restarter in (each for each in kept if each.may_be_started):
         trouble = restarters.stop(restarter, seconds, run.progress)
         run.stopped_restarters.append(restarter)
+        if trouble and isinstance(restarter.place, processes.Container):
+            _fail_to_stop(f"{restarter.name} would not stop", trouble, restarter.hint)
         if trouble:
             run.warn(trouble, restarter.hint)
             is_down = False
@@ -138,11 +171,16 @@ def _stop_supervisors(run: Run, claimed: list[ownership.Claim]) -> float:
     return seconds if is_down else max(0.0, seconds - spent)
 
 
+def _fail_to_stop(message: str, evidence: str, hint: str = "end it by hand, then deploy again") -> None:
+    raise StageFailure(Exit.NOT_FREED, message, cause="restarter", evidence=evidence, hint=hint)
+
+
 def _tell_newcomers(run: Run, before: list[ownership.Claim], began: float) -> None:
     """List the holders again: one that was started again, or was charged with the memory, is not passed over."""
     stopped = [claim for claim in before if claim.may_be_stopped]
     for claim in restarters.newcomers(before, _claims(run)):
         what = restarters.describe_newcomer(claim, stopped, time.time() - began)
+        run.may_return.append(f"pid {claim.process.pid} ({claim.process.title})")
         run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
 
 
@@ -207,7 +245,8 @@ def _how_to_free(run: Run, found: freed.NotFreed) -> str:
     if any(processes.is_pid_alive(pid) for pid in found.holders):
         return f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again"
     if found.word == gpus.UNKNOWN:
-        return "mend what keeps nvidia-smi from telling (try it, and dmesg, on the node), then deploy again"
+        how = gpus.how_to_see(found.reason, run.plan.name)
+        return f"fix what keeps nvidia-smi from telling: {how}; then deploy again"
     return "there is nobody to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
 
 
