@@ -474,8 +474,9 @@ def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[dr
         return [f"a run is at work: {state['run'].get('id')}"]
     if state["state"] != "serving":
         return [f"it does not serve ({state['state']}): {state['message']}"]
-    trouble = standing.trouble_of(home)
-    reasons = [*([] if trouble is None else [trouble]), *standing.lost_workers(home)]
+    reasons = standing.lost_workers(home)
+    trouble = standing.trouble_of(home) if not reasons else None  # a reason is enough: the other one may take a minute
+    reasons += [] if trouble is None else [trouble]
     reasons += [f"{each.kind}: {each}" for each in differences]
     if not reasons and home.release(state["release"]).digest != request["release"]["digest"]:
         reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")

@@ -36,8 +36,9 @@ def test_one_token_and_then_silence_is_no_server(box: Box, fault: str) -> None:
     assert box.run("verify", "-k", "model_answers").code == Exit.NOT_READY
 
 
+@pytest.mark.timeout(600)  # two deploys, and a question of ten seconds that nobody answers
 def test_a_stopped_scheduler_is_named_by_status_and_makes_a_deploy_that_asks_redeploy(box: Box) -> None:
-    box.configure(args={"tp": 2}, gpus=[0, 1])
+    box.configure(args={"tp": 2}, gpus=[0, 1], timeouts={"stop": 2})
     assert box.deploy().code == Exit.OK
     assert box.deploy("--if-changed").server("box", "demo")["outcome"] == "unchanged"
     worker = next(each for each in ask(box.port, "/lab/environ")[1]["processes"] if each["role"].endswith("_TP1"))

@@ -598,8 +598,8 @@ def test_a_key_file_without_an_end_is_named(
         odd.touch()
         os.truncate(odd, 1 << 30)
     if where == ".pub":  # the private one is enough
-        desk.node(replace(spec, key_file=str(key))).open()
-        return
+        with desk.node(replace(spec, key_file=str(key))):
+            return
     with pytest.raises(LoginFailed, match=f"{odd}.*{kind}"):
         desk.node(replace(spec, key_file=str(key))).open()
 
