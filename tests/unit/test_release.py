@@ -172,7 +172,7 @@ def test_plan_has_what_the_node_reads_and_no_secret(monkeypatch: pytest.MonkeyPa
     assert set(plan) == {
         "name", "engine", "engine_version", "model", "served_name", "host", "port", "gpus", "python", "argv", "env",
         "secrets", "sitecustomize", "launcher", "stale", "timeouts", "keep_releases", "gpus_unified", "allow",
-        "on_confirm_failure", "nccl_proof", "tls",
+        "on_confirm_failure", "nccl_proof", "tls", "gpu_warnings",
     }  # fmt: skip
     assert plan["env"]["NCCL_P2P_LEVEL"] == {"value": "SYS", "mode": "force"}
     assert plan["secrets"] == ["HF_TOKEN"]
