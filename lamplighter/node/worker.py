@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Callable, Iterator, Optional
 
-from lamplighter.node import events, journal, probe
+from lamplighter.node import events, journal
 from lamplighter.node.act import files, lock
 from lamplighter.node.act.launched import Launched, Order
 from lamplighter.node.act.restarters import Restarter
@@ -28,9 +28,6 @@ BEGIN_SECONDS = 60.0
 SCARCE_BYTES = 1 << 20
 #: A file system that takes no writes; the node's trouble, and no defect of ours.
 NO_WRITES = frozenset((errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO))
-#: Outcomes that say that something serves.
-SERVES = frozenset(("deployed", "started", "rolled_back"))
-ANSWER_SECONDS = 10.0
 
 
 class StageFailure(Exception):
@@ -215,13 +212,7 @@ class Run:
         }
 
     def end(self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]]) -> None:
-        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once.
-
-        An outcome that says that something serves needs something that answers.
-        """
-        if serving is None and outcome in SERVES and not self._answers():
-            outcome, exit_code = "failed", Exit.NOT_READY
-            message = f"{message}; but asked once more it does not answer, and nothing serves"
+        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once."""
         failure = self.failure
         downtime = None
         if self.old_answered_at is not None and self.new_answered_at is not None:
@@ -245,13 +236,6 @@ class Run:
                 serving=serving,
             )
         )
-
-    def _answers(self) -> bool:
-        """Ask the server itself: its record may be what could not be written."""
-        if self.launched is None or not processes.is_alive(self.launched.main):
-            return False
-        key = probe.find_api_key(self.plan, self.engine, self.release)
-        return probe.ask(self.plan, self.engine, key, ANSWER_SECONDS).ok
 
 
 def is_at_work(directory: RunDirectory) -> bool:
