@@ -129,14 +129,27 @@ def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
             _leave_alone(run, failure)
         return
     now = serving.look(run.home, run.plan, run.engine)
+    if now.record is None or not now.is_alive:
+        run.failure = _fallen_silent(run, now)
+        _roll_back(run, run.failure)
+        return
     run.failure = run.degraded
     because = f"; {run.degraded.message}" if run.degraded is not None else ""
-    if now.record is None:
-        message = f"{run.plan.served_name} has answered on port {run.plan.port}, and does no more{because}; {now}"
-        run.end("failed", Exit.NOT_READY, message, None)
-        return
     message = f"{run.plan.served_name} answers on port {run.plan.port}{because}"
     run.end(outcome, Exit.OK if run.degraded is None else Exit.DEGRADED, message, now.record)
+
+
+def _fallen_silent(run: Run, now: Serving) -> StageFailure:
+    """What is wrong with a server that has answered one question, and no second one. facts: seen with EAGLE-3."""
+    failure = StageFailure(
+        Exit.NOT_READY if now.is_alive else Exit.CRASHED,
+        f"{run.plan.served_name} answered one question on port {run.plan.port}, and no second one",
+        cause="silent",
+        evidence=now.trouble,
+        hint=f"`{run.invocation('logs', '--run', run.directory.run_id)}` shows its log",
+    )
+    failure.stage = "commit"
+    return failure
 
 
 def _perform(run: Run, stages: Stages) -> None:

@@ -182,10 +182,6 @@ def kill_server(ground: Ground, process: Any) -> None:
     eventually(lambda: not ground.launchers())
 
 
-def end_server(ground: Ground) -> None:
-    kill_server(ground, None)
-
-
 def reboot(ground: Ground, process: Any) -> None:
     ground.node.reboot()
     ground.release()
@@ -404,6 +400,10 @@ FAULTS = (
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
     Fault("new server killed", kill_server, always(BACK), LATE, LATE),
     Fault("old server frozen", freeze_server, always(FINE), ("preflight", "prove", "stop"), BEFORE),
+    Fault("new server frozen", freeze_server, always(BACK), LATE, LATE, old={"timeouts": {"ready": 60}},
+          new={"timeouts": {"ready": 20}}),
+    Fault("nvidia-smi takes 6 s", smi(slow=6), always(FINE), ("free",), ("preflight", "free", "ready"), mend=normal_smi,
+          few="each takes a minute, and between the old server and the new one it counts most"),
     Fault("port taken in another network", take_port_elsewhere, always(FINE), ("preflight", "free", "ready"),
           mend=leave_port_elsewhere),
     Fault("Python upgraded", upgrade_python, always(FINE), ("prove", "free", "commit")),
@@ -431,9 +431,8 @@ FAULTS = (
             ("new server listens on ::1 alone", "bind-v6"), ("launcher forks and exits", "fork"),
         )
     ),
-    # It becomes ready, and the checks find that it answers nothing: nothing serves, and that is said.
-    Fault("one token, then silence", nothing, always(({Exit.NOT_READY}, {"none"})), ("ready",), ("ready",),
-          new={"args": {"lab-fail": "silent"}}, mend=end_server, few=IN_THE_SERVER),
+    Fault("one token, then silence", nothing, always(BACK), ("ready",), ("ready",),
+          new={"args": {"lab-fail": "silent"}}, few=IN_THE_SERVER),
     *(
         Fault(name, strike, always(REFUSED), ("lock", "preflight"), ("lock", "preflight"), mend=mend, old=old, new=new,
               few="it is asked once, before anything is touched")

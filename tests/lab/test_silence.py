@@ -26,14 +26,20 @@ def test_one_token_and_then_silence_is_no_server(box: Box, fault: str) -> None:
     done = box.deploy()
     assert done.code == Exit.NOT_READY, done
     report = done.server("box", "demo")
-    assert (report["outcome"], report["serving"]) == ("failed", None)
-    assert ask(box.port, "/v1/models")[0] == 200  # it lives
-    assert "is alive, and it does not serve" in report["message"], report
-    assert "does not answer" in report["message"]
-    found = status(box)
-    assert found["state"] == "unknown"
-    assert "does not answer a question" in found["message"]
-    assert box.run("verify", "-k", "model_answers").code == Exit.NOT_READY
+    assert (report["outcome"], report["cause"], report["serving"]) == ("failed", "silent", None)
+    assert "no second one" in report["message"]
+    assert "does not answer a question" in report["evidence"]
+    assert status(box)["state"] == "unknown"  # started once more, in want of another release, it did the same
+
+
+def test_a_release_that_gives_one_token_alone_is_rolled_back(box: Box) -> None:
+    box.configure(env={"AGE": "1"})
+    assert box.deploy().code == Exit.OK
+    box.configure(env={"AGE": "2"}, args={"lab-fail": "silent"})
+    done = box.deploy()
+    report = done.server("box", "demo")
+    assert (done.code, report["outcome"], report["cause"]) == (Exit.ROLLED_BACK, "rolled_back", "silent"), done
+    assert ask(box.port, "/lab/environ")[1]["processes"][0]["environ"]["AGE"] == "1"
 
 
 @pytest.mark.timeout(600)  # two deploys, and a question of ten seconds that nobody answers
@@ -47,6 +53,10 @@ def test_a_stopped_scheduler_is_named_by_status_and_makes_a_deploy_that_asks_red
     found = status(box)
     assert found["state"] == "unknown"
     assert named in found["message"]
+    assert ask(box.port, "/v1/models")[0] == 200  # it lives
+    verified = box.run("verify", "-k", "model_answers")
+    assert verified.code == Exit.NOT_READY, verified
+    assert "is alive, and it does not serve" in verified.stdout + verified.stderr
     done = box.deploy("--if-changed")
     assert done.server("box", "demo")["outcome"] == "deployed", done
     assert any(named in str(event.get("message")) for event in done.events)

@@ -89,16 +89,16 @@ class Sample:
 
 
 def take_sample(deadline: float = 10.0) -> Sample:
-    """Ask nvidia-smi both questions within ``deadline`` seconds; a call that hangs is never waited for longer.
+    """Ask nvidia-smi both questions, ``deadline`` seconds for each; a call that hangs is never waited for longer.
 
     A hung call is killed; one that is stuck in the driver stays behind, and while it is there no other is started.
-    facts: a call takes 20-35 ms, 190 ms while memory is torn down; 2 s is too short on busy nodes.
+    facts: a call takes 20-35 ms, 190 ms while memory is torn down; 2 s is too short on busy nodes; without persistence
+    mode, each call on idle GPUs initialises all of them first, which takes seconds.
     """
-    until = time.monotonic() + deadline
-    gpus = _ask(QUERY_GPUS, until)
+    gpus = _ask(QUERY_GPUS, time.monotonic() + deadline)
     if gpus.rc is None:
         return Sample(gpus, Answer(None, "", "not asked: the call before it had no answer"))
-    return Sample(gpus, _ask(QUERY_APPS, until))
+    return Sample(gpus, _ask(QUERY_APPS, time.monotonic() + deadline))
 
 
 def accepting(sample: Sample, accepted: Collection[str]) -> Sample:
@@ -526,7 +526,7 @@ def settle(
 ) -> Tuple[Sample, Verdict]:
     """Sample and judge; again for TEARDOWN_SECONDS while it may be the memory of a process that has just died.
 
-    That reads as memory of nobody, or as that of a pid which does not exist. ``deadline`` is for each sample.
+    That reads as memory of nobody, or as that of a pid which does not exist. ``deadline`` is for each call.
     """
     until = time.monotonic() + TEARDOWN_SECONDS
     while True:
