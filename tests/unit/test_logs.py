@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamplighter.node.events import PHASES
-from lamplighter.node.observe import logrules, logwatch
-from lamplighter.node.observe.logwatch import Diagnosis, LogWatch, diagnose_log, guess_engine, guess_version
+from lamplighter.node.log import rules as logrules
+from lamplighter.node.log import watch as logwatch
+from lamplighter.node.log.watch import Diagnosis, LogWatch, diagnose_log, guess_engine, guess_version
 from lamplighter.release.engine import load_engines
 
 PROJECT = Path(__file__).resolve().parents[2]

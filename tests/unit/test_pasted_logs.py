@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.observe.logwatch import Diagnosis, LogWatch, diagnose_log
+from lamplighter.node.log.watch import Diagnosis, LogWatch, diagnose_log
 from lamplighter.release.engine import load_engines
 from lamplighter.run.diagnose import diagnose_file
 

@@ -6,7 +6,8 @@ from typing import Callable, Optional, Sequence
 
 from lamplighter.node import estimate, readiness
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import causes, ports, processes
+from lamplighter.node.log import causes
+from lamplighter.node.observe import ports, processes
 from lamplighter.node.probe import find_api_key, read_environment
 from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure

@@ -10,7 +10,7 @@ import dataclasses
 import datetime as dt
 from typing import Dict, Iterable, List, Optional, Pattern, Tuple
 
-from lamplighter.node.observe.logrules import Memory, Signature
+from lamplighter.node.log.rules import Memory, Signature
 
 MOST_MATCHES = 32
 

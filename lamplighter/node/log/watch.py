@@ -35,8 +35,8 @@ from typing import (
 )
 
 from lamplighter.node.events import PHASES
-from lamplighter.node.observe.logfound import Clock, Findings, Match, PhaseTime, Place
-from lamplighter.node.observe.logrules import (
+from lamplighter.node.log.findings import Clock, Findings, Match, PhaseTime, Place
+from lamplighter.node.log.rules import (
     CHAIN,
     CONTEXT,
     FAILURE,

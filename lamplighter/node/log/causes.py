@@ -16,8 +16,8 @@ import shutil
 import subprocess
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from lamplighter.node.log.watch import Diagnosis
 from lamplighter.node.observe import gpus, ports, processes
-from lamplighter.node.observe.logwatch import Diagnosis
 
 KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20
