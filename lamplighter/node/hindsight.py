@@ -10,7 +10,8 @@ from lamplighter.node import events, journal, preflight
 from lamplighter.node.act.launcher import read_exit
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome, server_home
 from lamplighter.node.log import causes
-from lamplighter.node.log.watch import SLICE_BYTES, Diagnosis, LogWatch
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.watch import SLICE_BYTES, LogWatch
 
 #: Of a longer log, its beginning and its end are read.
 MOST_BYTES = 256 << 20

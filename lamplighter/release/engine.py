@@ -37,7 +37,7 @@ FILE = "engine.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
-    "stopping", "benign", "idle", "warnings", "failures",
+    "stopping", "benign", "idle", "warnings", "failures", "sentence", "outside", "ending", "advice", "advice_list",
 )  # fmt: skip
 #: What an engine must say, itself or through the file it extends.
 NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
@@ -291,7 +291,12 @@ class _Failure(_Part):
     consequence: StrictBool = False
     survivable: StrictBool = False
     early: StrictBool = False
+    native: StrictBool = False
+    only: Literal["loading", "serving"] | None = None
+    silence: Annotated[int, Field(ge=1, le=100)] | None = None
+    advice: Hint = ""
     after: Regex | None = None
+    above: Regex | None = None
     unless: Regex | None = None
     block: Regex | None = None
     memory: _Memory | None = None
@@ -374,7 +379,14 @@ class _File(_Part):
     percent: tuple[Annotated[Regex, _naming("percent", "done")], ...] = ()
     time: tuple[Annotated[Regex, _naming("month"), _naming("second")], ...] = ()
     traceback: Regex | None = None
+    frame: Regex | None = None
     error: Regexes = ()
+    sentence: Regexes = ()
+    outside: Regexes = ()
+    ending: Regexes = ()
+    advice: Regexes = ()
+    advice_list: Regexes = ()
+    advice_item: Regex | None = None
     chain: Regexes = ()
     settle: Seconds | None = None
     stall: dict[Phase, Seconds] = {}

@@ -21,7 +21,8 @@ from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
-from lamplighter.node.log.watch import Diagnosis, diagnose_log
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.whole import diagnose_log
 from lamplighter.paths import at_home
 from lamplighter.release.engine import load_engine, load_engines
 from lamplighter.report.wording import clean, seconds

@@ -12,7 +12,7 @@ import pytest
 
 from lamplighter.node.log import causes
 from lamplighter.node.log.causes import Failed, KernelNote, explain, kernel_notes, read_kernel_notes
-from lamplighter.node.log.watch import Diagnosis
+from lamplighter.node.log.verdict import Diagnosis
 
 # As the kernel and its drivers write them: 5.15 to 6.8, NVIDIA 535 to 580; names and addresses replaced.
 SAMPLE = """\

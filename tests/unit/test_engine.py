@@ -249,7 +249,7 @@ def test_a_new_failure_takes_four_lines(roles: Path) -> None:
     hint: lower servers.{server}.args.stripes
 """,
     )
-    from lamplighter.node.log.watch import diagnose_log
+    from lamplighter.node.log.whole import diagnose_log
 
     found = diagnose_log(b"zebra.StripeError: 9\n", {"zebra": load_engine("zebra", roles).compiled}, "zebra")
     assert (found.cause, found.hint_for("kimi")) == ("too_many_stripes", "lower servers.kimi.args.stripes")

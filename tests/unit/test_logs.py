@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from lamplighter.node.events import PHASES
 from lamplighter.node.log import rules as logrules
 from lamplighter.node.log import watch as logwatch
-from lamplighter.node.log.watch import Diagnosis, LogWatch, diagnose_log, guess_engine, guess_version
+from lamplighter.node.log.findings import MOST_RANKS
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.watch import LogWatch
+from lamplighter.node.log.whole import diagnose_log, guess_engine
 from lamplighter.release.engine import load_engines
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -975,7 +978,7 @@ def test_floods_of_matching_lines_and_tracebacks_stay_small() -> None:
         )
     assert watch.buffered < 2_000_000
     watch.feed(b"".join(b"[rank%d]: Starting to load model\n" % number for number in range(3000)))
-    assert len(watch.ranks) == logwatch.MOST_RANKS
+    assert len(watch.ranks) == MOST_RANKS
 
 
 # -- guessing
@@ -986,8 +989,8 @@ def test_the_engine_is_guessed_from_its_own_marks() -> None:
     assert guess_engine("sglang is using nccl==2.27.5", ENGINES) == "sglang"  # not demo, which extends it
     assert guess_engine("[2026-03-01 10:00:00 DP1 TP3 EP3] Load weight end.", ENGINES) == "sglang"
     assert guess_engine("[2026-03-01 10:00:00] Received sigquit from a child process.", ENGINES) == "sglang"
-    assert guess_version("[x] vLLM API server version 0.10.1\n", ENGINES["vllm"]) == "0.10.1"
-    assert guess_version("nothing", ENGINES["sglang"]) is None
+    assert diagnose_log(b"[x] vLLM API server version 0.10.1\n", ENGINES).version == "0.10.1"
+    assert diagnose_log(b"nothing", ENGINES, "sglang").version is None
 
 
 def test_a_log_of_an_unknown_engine_is_still_read() -> None:

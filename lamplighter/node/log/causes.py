@@ -16,7 +16,7 @@ import shutil
 import subprocess
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from lamplighter.node.log.watch import Diagnosis
+from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.observe import gpus, ports, processes
 
 KERNEL_SECONDS = 3.0

@@ -8,8 +8,7 @@ A *piece* is what stands between ``\r`` or ``\n``, colours stripped. A progress 
 another process's line may begin in the middle of it, so that pieces are cut again where a prefix begins (*segments*)
 and patterns are searched, never anchored. A piece of any length is read in overlapping windows.
 
-The cause is the earliest error that explains the others, over all ranks: a specific id before a general one, both
-before what is only a consequence; lines that merely wrap another error, and lines known to be benign, are never it.
+A file may hold several starts, one behind the other: the last is the one that counts.
 """
 
 from __future__ import annotations
@@ -17,73 +16,48 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from typing import (
-    Any,
-    BinaryIO,
-    Counter,
-    Deque,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Pattern,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Pattern, Set, Tuple
 
 from lamplighter.node.events import PHASES
-from lamplighter.node.log.findings import Clock, Findings, Match, PhaseTime, Place
+from lamplighter.node.log.envelope import Envelopes
+from lamplighter.node.log.findings import ADVICE_CHARACTERS, MOST_ADVICE, MOST_RANKS, Findings, Match, Place, Start
 from lamplighter.node.log.rules import (
     CHAIN,
     CONTEXT,
+    ENDING,
     FAILURE,
-    HEAD,
+    LIST,
     MEASURE,
     PERCENT,
     PHASE,
     PID,
     START,
     STOPPING,
+    VERSION,
     WARNING,
     WORK,
     WRAPPER,
     Interest,
     Rules,
     outside_quotes,
-    shape_of,
 )
+from lamplighter.node.log.rules import HEAD as HEAD_LINE
+from lamplighter.node.log.segments import Segment, cut
+from lamplighter.node.log.sieve import TAIL_PIECES, TEXT_CHARACTERS, Sieve, Tail, plain
+from lamplighter.node.log.tracebacks import END, FRAME, GOES_ON, MOST_PENDING, REST, Block
+from lamplighter.node.log.verdict import Diagnosis, Verdict, denial
 
 WINDOW_BYTES = 64 * 1024
 OVERLAP_BYTES = 4 * 1024
 SLICE_BYTES = 1024 * 1024
-TAIL_PIECES = 60
-TEXT_CHARACTERS = 2000
 WARNING_CHARACTERS = 400
-#: Pieces read closely after the head of a traceback, and after its last line, where ranks and contexts are carried on.
-BLOCK_PIECES = 400
-BLOCK_REST = 40
 MOST_PIDS = 4096
-MOST_BLOCKS = 64
-MOST_RANKS = 1024
-MOST_SHAPES = 2000
-#: Counts the markers of all ranks.
-ANY = -1
-DETECT_BYTES = 256 * 1024
 #: The words of an end and lines of the server's other processes may cross; what so many follow is no cause.
 MOST_CROSSING = 50
-#: Ranks are in step: what lies this many phases back was not the end of one of them, whoever wrote it.
-PHASES_APART = 2
-
-#: What a LogWatch knows of one start.
-_OF_A_START = (
-    *("phase", "percent", "ranks", "measures", "warnings", "_before", "_after", "_is_ready", "_markers", "_seen"),
-    *("_contexts", "_clock", "_block", "_blocks", "_chained", "_any_traceback", "_dying"),
-)
-
-_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
+#: How far above the words of an end a library outside of Python may have said why, and the items of an advice.
+OUTSIDE_PIECES = 12
+ADVICE_PIECES = 8
+ABOVE_PIECES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,169 +71,122 @@ class LogEvent:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """What a log says: ``outcome`` is ready, failed or running; ``cause`` an id of the engine's table, or None.
-
-    ``evidence`` is the line that proves the cause (without a known cause: the first error), ``line`` its number counted
-    in newlines from 1, ``rank`` the rank that it or the head of its traceback names, ``hint`` one next step, in which
-    ``{server}`` stands for the server's name.
-    """
-
-    engine: Optional[str]
-    version: Optional[str]
-    outcome: str
-    phase: str
-    cause: Optional[str] = None
-    evidence: str = ""
-    line: Optional[int] = None
-    rank: Optional[int] = None
-    hint: str = ""
-    phases: Tuple[PhaseTime, ...] = ()
-
-    def hint_for(self, server: str) -> str:
-        """The hint with the server's name filled in."""
-        return self.hint.replace("{server}", server)
-
-    def to_json(self, server: Optional[str] = None) -> Dict[str, Any]:
-        """JSON-safe; with ``server`` its name is filled into the hint."""
-        answer = dataclasses.asdict(self)
-        answer["phases"] = [dataclasses.asdict(each) for each in self.phases]
-        answer["hint"] = self.hint if server is None else self.hint_for(server)
-        return answer
-
-
-def diagnose_log(
-    stream: Union[bytes, BinaryIO],
-    engines: Mapping[str, Mapping[str, Any]],
-    engine: Optional[str] = None,
-    version: Optional[str] = None,
-) -> Diagnosis:
-    """Diagnose a whole log. Engine and version are told, or guessed from the log; ``engines`` is name -> compiled.
-
-    Raises KeyError for an engine that is not among ``engines``.
-    """
-    blocks = _blocks(stream)
-    head = b""
-    first: List[bytes] = []
-    for block in blocks:
-        first.append(block)
-        head += block[: DETECT_BYTES - len(head)]
-        if len(head) >= DETECT_BYTES:
-            break
-    text = _COLOUR.sub(b"", head).decode("utf-8", "replace")
-    name = engine if engine is not None else guess_engine(text, engines)
-    # An unknown engine is read with the wording that knows most: the others share the general signatures.
-    rules = engines[name] if name is not None else max(engines.values(), key=lambda each: len(each.get("failures", ())))
-    watch = LogWatch(rules, version if version is not None else guess_version(text, rules))
-    for block in first:
-        watch.feed(block)
-    for block in blocks:
-        watch.feed(block)
-    watch.finish()
-    return dataclasses.replace(watch.diagnosis(), engine=name)
-
-
-def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
-    """The engine whose marks are found most often in the beginning of a log; None without any.
-
-    Of an engine and one that extends it, with the same marks, the former is meant; of several starts, the last, unless
-    it died before it left any.
-    """
-    latest = _last_start(text, engines)
-    found = _most_marked(text[latest:], engines) if latest is not None else None
-    return found if found is not None else _most_marked(text, engines)
-
-
-def _most_marked(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
-    best: Optional[str] = None
-    best_score = (0, 0)
-    for name, rules in engines.items():
-        hits = sum(min(3, sum(1 for _ in re.finditer(mark, text))) for mark in rules.get("detect", ()))
-        score = (hits, -len(rules.get("ancestors", ())))
-        if hits and (best is None or score > best_score):
-            best, best_score = name, score
-    return best
-
-
-def _last_start(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[int]:
-    """Where the last start of a log with several begins."""
-    found = {
-        match.start()
-        for rules in engines.values()
-        for pattern in rules.get("starts", ())
-        for match in re.finditer(pattern, text)
-        if _is_own_word(text, match.start())
-    }
-    return max(found) if len(found) > 1 else None
-
-
-def _is_own_word(text: str, place: int) -> bool:
-    start = text.rfind("\n", 0, place) + 1
-    line = text[start : start + WINDOW_BYTES].partition("\n")[0]
-    return next(outside_quotes(line, [place - start]), None) is not None
-
-
-def guess_version(text: str, rules: Mapping[str, Any]) -> Optional[str]:
-    """The engine's version as the beginning of its log tells it; None where it does not."""
-    for pattern in rules.get("version", ()):
-        match = re.search(pattern, text)
-        if match:
-            return match.group("version")
-    return None
-
-
 class LogWatch:
     """Follows one log. Feed it bytes as they come; ask for ``phase``, ``percent``, ``tail`` or a ``diagnosis`` anytime.
 
-    ``engine`` is a compiled engine.yml, ``own_pids`` are processes known to be the server's (more may be added to the
-    attribute): an out-of-memory line that names one of them accuses nobody else.
+    ``engine`` is a compiled engine.yml, ``version`` the engine's if it is told (else the log may tell it), ``own_pids``
+    are processes known to be the server's (more may be added to the attribute): an out-of-memory line that names one of
+    them accuses nobody else. ``envelopes``: what stands before each line, as learnt from the log.
     """
 
-    def __init__(self, engine: Mapping[str, Any], version: Optional[str] = None, own_pids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        engine: Mapping[str, Any],
+        version: Optional[str] = None,
+        own_pids: Iterable[int] = (),
+        envelopes: Iterable[Pattern[str]] = (),
+    ) -> None:
         self.engine = engine
         self.version = version
         self.own_pids: Set[int] = set(own_pids)
-        self.phase: Optional[str] = None
-        self.percent: Optional[float] = None
-        self.last_line = ""
-        self.ranks: Dict[int, str] = {}
-        #: Lines that show the server at work: not those that our own questions, or mere waiting, leave in the log.
-        self.lines_of_work = 0
-        #: What a server says of itself, and what of it a person should know although it got ready: the first of each.
-        self.measures: Dict[str, float] = {}
-        self.warnings: Dict[str, str] = {}
+        self._is_version_told = version is not None
         self._rules = Rules(engine)
+        self._envelopes = Envelopes(self._rules, envelopes)
+        self._sieve = Sieve(self._rules)
+        self._tail = Tail(self._rules)
         self._partial = bytearray()
         self._continued = False
         self._line = 1
         self._order = 0
-        self._tail: Deque[str] = collections.deque(maxlen=TAIL_PIECES)
-        self._bar_open = False
-        self._forget_findings()
-        self._closely = 0
         self._finished = False
+        self._start = Start(self._rules)
         self._starts = 0
-        self._earlier: Optional[Dict[str, Any]] = None
-        self._stage: Optional[Tuple[object, ...]] = None
-        self._active: List[Interest] = []
-        self._dull: Set[bytes] = set()
+        self._earlier: Optional[Start] = None
+        self._advised_until = 0
         self._events: List[LogEvent] = []
         self._now: Optional[float] = None
 
-    def _forget_findings(self) -> None:
-        self._before = Findings()
-        self._after = Findings()
-        self._is_ready = False
-        self._markers: Counter[Optional[int]] = collections.Counter()
-        self._seen: Set[str] = set()
-        self._contexts: Dict[str, Place] = {}
-        self._clock = Clock(self._rules.times)
-        self._block: Optional[_Block] = None
-        self._blocks: Dict[str, _Block] = {}
-        self._chained = False
-        self._any_traceback = False
-        self._dying = False
+    # -- what is known now
+
+    @property
+    def phase(self) -> Optional[str]:
+        return self._start.phase
+
+    @property
+    def percent(self) -> Optional[float]:
+        return self._start.percent
+
+    @property
+    def ranks(self) -> Dict[int, str]:
+        return self._start.ranks
+
+    @property
+    def measures(self) -> Dict[str, float]:
+        """What a server says of itself: the first of each."""
+        return self._start.measures
+
+    @property
+    def warnings(self) -> Dict[str, str]:
+        """What a person should know of a server although it got ready: the first line of each."""
+        return self._start.warnings
+
+    @property
+    def last_line(self) -> str:
+        return self._tail.last
+
+    @property
+    def lines_of_work(self) -> int:
+        return self._tail.lines_of_work
+
+    def tail(self, count: int) -> List[str]:
+        """The last ``count`` lines (at most TAIL_PIECES), each update of a progress bar replacing the one before."""
+        return self._tail.lines[-count:] if count > 0 else []
+
+    @property
+    def slowest(self) -> Optional[Tuple[int, str]]:
+        """The rank that is furthest behind and its phase; None while no line names a rank."""
+        if not self.ranks:
+            return None
+        rank = min(self.ranks, key=lambda each: (PHASES.index(self.ranks[each]), each))
+        return rank, self.ranks[rank]
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the log shows a failure that no server survives, before it is ready, whatever its processes do."""
+        return not self._start.is_ready and self._verdict(exited=False).is_fatal
+
+    @property
+    def has_error(self) -> bool:
+        """Whether the log has an error of the server's own: one that nothing else's death explains."""
+        return self._start.before.error is not None or self._start.after.error is not None
+
+    def hint_of(self, cause: str) -> str:
+        """The next step that the engine has for a cause, "" without one; ``{server}`` stands for the server's name."""
+        return self._rules.hints.get(cause, "")
+
+    def hint(self, warning: str) -> str:
+        """The next step for one of ``warnings``, in which ``{server}`` stands for the server's name."""
+        return self._rules.warning_hints.get(warning, "")
+
+    @property
+    def buffered(self) -> int:
+        """Bytes and characters held now: bounded, however long the log."""
+        earlier = self._earlier.size if self._earlier is not None else 0
+        return len(self._partial) + self._tail.size + self._sieve.size + self._start.size + earlier
+
+    def diagnosis(self, exited: bool = False) -> Diagnosis:
+        """What the log says so far. ``exited``: the server is known to have ended, and must not have."""
+        said = Diagnosis(
+            engine=self.engine.get("name"),
+            version=self.version,
+            outcome="running",
+            phase="boot",
+            phases=self._start.clock.times(self._tail.lines, self._now),
+        )
+        return self._verdict(exited).said(said)
+
+    def _verdict(self, exited: bool) -> Verdict:
+        return Verdict(self._start, self._rules, self.own_pids, is_over=self._finished, exited=exited)
 
     # -- feeding
 
@@ -271,7 +198,7 @@ class LogWatch:
         self._now = at
         self._finished = False
         if at is not None:
-            self._clock.start(at)
+            self._start.clock.start(at)
         before = self.last_line
         for start in range(0, len(data), SLICE_BYTES):
             self._take(data[start : start + SLICE_BYTES])
@@ -286,56 +213,15 @@ class LogWatch:
             self._partial.clear()
             self._piece(rest, self._interests(rest), b"")
             self._continued = False
+        for block in self._start.tracebacks.unended():
+            self._add_pending(block, "")
         self._finished = True
-
-    def tail(self, count: int) -> List[str]:
-        """The last ``count`` lines (at most TAIL_PIECES), each update of a progress bar replacing the one before."""
-        return list(self._tail)[-count:] if count > 0 else []
-
-    @property
-    def slowest(self) -> Optional[Tuple[int, str]]:
-        """The rank that is furthest behind and its phase; None while no line names a rank."""
-        if not self.ranks:
-            return None
-        rank = min(self.ranks, key=lambda each: (PHASES.index(self.ranks[each]), each))
-        return rank, self.ranks[rank]
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether the log shows a failure that no server survives, before it is ready, whatever its processes do."""
-        if self._is_ready:
-            return False
-        findings = self._before
-        strong = (each for each in self._candidates(findings) if not each.is_quiet and not each.signature.survivable)
-        return findings.wrapper is not None or any(strong)
-
-    @property
-    def has_error(self) -> bool:
-        """Whether the log has an error of the server's own: one that nothing else's death explains."""
-        return self._before.error is not None or self._after.error is not None
-
-    def hint_of(self, cause: str) -> str:
-        """The next step that the engine has for a cause, "" without one; ``{server}`` stands for the server's name."""
-        return self._rules.hints.get(cause, "")
 
     def forget_partial(self) -> None:
         """Drop the line begun: the rest of it will not come, since part of the log was skipped."""
         self._partial.clear()
         self._continued = False
-        self._closely = 0
-
-    def hint(self, warning: str) -> str:
-        """The next step for one of ``warnings``, in which ``{server}`` stands for the server's name."""
-        return self._rules.warning_hints.get(warning, "")
-
-    @property
-    def buffered(self) -> int:
-        """Bytes and characters held now: bounded, however long the log."""
-        texts = sum(map(len, self._tail)) + sum(block.size for block in self._blocks.values())
-        kept = [self._before, self._after, *(self._earlier or {}).values()]
-        found = sum(each.size for each in kept if isinstance(each, Findings))
-        shapes = sum(map(len, self._dull))
-        return len(self._partial) + texts + found + shapes + (self._block.size if self._block else 0)
+        self._start.tracebacks.closely = 0
 
     def _take(self, data: bytes) -> None:
         buffer = self._partial
@@ -354,14 +240,14 @@ class LogWatch:
     def _region(self, region: bytes) -> None:
         """Read whole pieces. Where no pattern's plain text occurs and no traceback is open, only the tail matters."""
         interests = self._interests(region)
-        if not interests and not self._closely and not self._continued:
+        if not interests and not self._start.tracebacks.closely and not self._continued:
             self._skim(region)
             return
         lines = region.split(b"\n")
-        was = self._is_ready, self._is_doubted, self._starts
+        was = self._start.is_ready, self._is_doubted, self._starts
         for number, line in enumerate(lines):
-            if (self._is_ready, self._is_doubted, self._starts) != was:
-                interests = self._rules.interests  # each signature is looked for anew
+            if (self._start.is_ready, self._is_doubted, self._starts) != was:
+                interests = self._rules.interests  # each signature is looked for again
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
@@ -385,97 +271,78 @@ class LogWatch:
         recent = region.rsplit(b"\n", 8 * TAIL_PIECES)
         if len(recent) > 8 * TAIL_PIECES:
             recent = recent[1:]
+        first = self._line - len(recent) + 1
         for number, line in enumerate(recent):
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
                 if index < len(pieces) - 1:
-                    self._remember(_clean(piece), b"\r")
+                    self._tail.remember(plain(piece), b"\r", first + number)
                 elif number < len(recent) - 1:
-                    self._remember(_clean(piece), b"\n")
+                    self._tail.remember(plain(piece), b"\n", first + number)
 
     def _interests(self, region: bytes) -> List[Interest]:
-        """What can match in these bytes at all, by the plain text that each pattern needs.
-
-        Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
-        flood of such lines costs next to nothing.
-        """
-        told = len(self.warnings) + len(self.measures)
-        stage = (self._is_ready, self._is_doubted, self._is_early, told, self._starts)
-        if stage != self._stage:
-            self._stage = stage
-            self._dull.clear()
-            self._active = [each for each in self._rules.interests if self._is_wanted(each)]
-        shapes = set(shape_of(_clean(region)).replace(b"\r", b"\n").split(b"\n"))
-        fresh = shapes - self._dull
-        text = b"\n".join(fresh)
-        found = [each for each in self._active if each.shape is None or each.shape in text]
-        if len(self._dull) > MOST_SHAPES:
-            self._dull.clear()
-        for shape in fresh:
-            if len(shape) < TEXT_CHARACTERS and not any(each.shape is None or each.shape in shape for each in found):
-                self._dull.add(shape)
-        return found
+        start = self._start
+        told = len(start.warnings) + len(start.measures)
+        stage = (start.is_ready, self._is_doubted, start.is_early, told, self._starts, self.version is None)
+        return self._sieve.interests(region, stage, self._is_wanted)
 
     def _is_wanted(self, interest: Interest) -> bool:
-        if self._is_ready and interest.only_before_ready:
+        start = self._start
+        if start.is_ready and interest.only_before_ready:
             return False
-        if interest.kind == WARNING and interest.name in self.warnings:
+        if interest.kind == WARNING and interest.name in start.warnings:
             return False
-        if interest.kind == MEASURE and interest.name in self.measures:
+        if interest.kind == MEASURE and interest.name in start.measures:
             return False
         if interest.kind == WORK:
             return self._is_doubted
+        if interest.kind == VERSION:
+            return self.version is None
         signature = interest.signature
-        return signature is None or not signature.early or self._is_early or self._is_ready
+        if signature is not None and signature.only == "serving" and not start.is_ready:
+            return False
+        return signature is None or not signature.early or start.is_early or start.is_ready
 
     @property
     def _is_doubted(self) -> bool:
-        """Whether work of a server that was ready would tell something."""
-        return self._after.is_telling if self._is_ready else self._earlier is not None
+        """Whether work of a server that was ready would tell something: that it goes on, or, in an excerpt, that it
+        had been ready.
+        """
+        if self._start.is_ready:
+            return self._start.after.is_telling
+        return self._earlier is not None or self._is_excerpt
 
     @property
-    def _is_early(self) -> bool:
-        return not self._markers[ANY] and not self._any_traceback
+    def _is_excerpt(self) -> bool:
+        return not self._start.is_whole and not self._start.progress(None)
 
     # -- one piece
 
     def _piece(self, raw: bytes, interests: List[Interest], end: Optional[bytes]) -> None:
-        clean = _clean(raw)
+        clean = plain(raw)
         if end is not None and not self._continued:
-            self._remember(clean, end)
+            self._tail.remember(clean, end, self._line)
         elif end is None and not self._continued:
-            self._remember(clean[:TEXT_CHARACTERS], b"\n")
-        if self._continued and self._is_ready:
+            self._tail.remember(clean[:TEXT_CHARACTERS], b"\n", self._line)
+        start = self._start
+        if self._continued and start.is_ready:
             return  # so long a line is what a client sent, and where its quotes began was read before
         self._order += 1
         # Whether a pattern is still wanted is asked again here: how the log was cut into regions must not matter.
         hits = [each for each in interests if (each.needs is None or each.needs in clean) and self._is_wanted(each)]
-        if self._closely:
-            self._closely -= 1
+        if start.tracebacks.closely:
+            start.tracebacks.closely -= 1
         elif not hits:
             return
         if not clean.strip():
             return
-        text = self._rules.unpacked(clean.decode("utf-8", "replace"))
-        if not self._is_ready and len(self.own_pids) < MOST_PIDS:
+        text, source = self._envelopes.opened(clean.decode("utf-8", "replace"))
+        if not start.is_ready and len(self.own_pids) < MOST_PIDS:
             self._note_pids(text, hits)
-        if not self._closely and all(each.kind == PID for each in hits):
+        if not start.tracebacks.closely and all(each.kind == PID for each in hits):
             return
-        for segment in self._segments(text):
+        for segment in cut(text, source, self._rules, start.is_ready):
             self._segment(segment, hits)
-
-    def _remember(self, clean: bytes, end: bytes) -> None:
-        text = clean[: 4 * TEXT_CHARACTERS].decode("utf-8", "replace").rstrip()[:TEXT_CHARACTERS]
-        if text:
-            if self._bar_open and self._tail:
-                self._tail.pop()
-            self._tail.append(text)
-            self.last_line = text
-            if not self._rules.is_idle(text):
-                self.lines_of_work += 1
-            self._bar_open = end == b"\r"
-        elif end == b"\n":
-            self._bar_open = False
 
     def _note_pids(self, text: str, hits: List[Interest]) -> None:
         for each in hits:
@@ -483,416 +350,359 @@ class LogWatch:
                 for match in each.regex.finditer(text):
                     self.own_pids.add(int(match.group("pid")))
 
-    def _segments(self, text: str) -> Iterator[_Segment]:
-        """Cut a piece where another process's prefix begins in it, and name who speaks and as which rank."""
-        starts = self._rules.prefixes_in(text)
-        if self._is_ready:
-            own = set(outside_quotes(text, (each.start for each in starts)))
-            starts = [each for each in starts if each.start in own]
-        if not starts or starts[0].start > 0:
-            stop = starts[0].start if starts else len(text)
-            yield _Segment(text[:stop], text[:stop], None, self._rules.rank_in(text[:stop]))
-        for index, prefix in enumerate(starts):
-            stop = starts[index + 1].start if index + 1 < len(starts) else len(text)
-            part = text[prefix.start : stop]
-            yield _Segment(part, text[prefix.end : stop], prefix.who, self._rules.rank_in(part))
-
-    def _segment(self, segment: _Segment, hits: List[Interest]) -> None:
+    def _segment(self, segment: Segment, hits: List[Interest]) -> None:
         if not segment.text.strip():
             return
         if any(self._begins(segment, each) for each in hits):
-            self._begin_anew(segment)
+            self._begin_another(segment)
             hits = [each for each in self._rules.interests if self._is_wanted(each)]
         by_kind: Dict[int, List[Interest]] = collections.defaultdict(list)
         for each in hits:
             by_kind[each.kind].append(each)
-        if any(self._find(each, segment.text) is not None for each in by_kind[WORK]):
-            self._go_on(segment)
-        self._follow_traceback(segment, by_kind[HEAD], by_kind[CHAIN])
+        for each in by_kind[WORK]:
+            if self._find(each, segment.text) is not None:
+                self._go_on(segment, each)
+                break
+        part, block = self._follow_traceback(segment, by_kind)
         rank = segment.rank
-        if rank is None and segment.who is None and self._block is not None:
-            rank = self._block.rank
-        if not self._is_ready:
+        if rank is None and segment.who is None:
+            latest = self._start.tracebacks.latest(segment)
+            rank = latest.rank if latest is not None else None
+        if part == FRAME and block is not None:
+            self._read_source(segment, rank, block, by_kind[FAILURE])
+            return
+        self._note_what_it_says(segment, by_kind)
+        if part == END and block is not None:
+            self._note_sentence(segment, block)
+        self._note_troubles(segment, rank, by_kind, part == END)
+        if part == END and block is not None and block.is_bare:
+            self._add_pending(block, segment.body.strip())
+
+    def _note_what_it_says(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> None:
+        """Versions, phases, percents and measures."""
+        start = self._start
+        for each in by_kind[VERSION]:
+            match = each.regex.search(segment.text)
+            if match is not None and self.version is None:
+                self.version = match.group("version")
+        if not start.is_ready:
             self._mark_phase(segment, by_kind[PHASE])
             self._mark_percent(segment, by_kind[PERCENT])
         for each in by_kind[MEASURE]:
             match = each.regex.search(segment.text)
-            if match is not None and each.name not in self.measures:
-                self.measures[each.name] = float(match.group("value").replace(",", ""))
-        if self._rules.is_benign(segment.text):
+            if match is not None and each.name not in start.measures:
+                start.measures[each.name] = float(match.group("value").replace(",", ""))
+
+    def _note_troubles(
+        self, segment: Segment, rank: Optional[int], by_kind: Mapping[int, List[Interest]], is_sentence: bool
+    ) -> None:
+        """Ends, warnings, failures and what wraps them. Of benign lines only the sentence of a traceback counts."""
+        start, found, text = self._start, self._start.found, segment.text
+        place = Place(self._order, self._line, _around(text, 0), rank)
+        for each in by_kind[ENDING]:
+            if found.ended is None and not found.stopping and self._find(each, text) is not None:
+                found.ended = dataclasses.replace(place, rule=each.rule)
+        is_benign = self._rules.is_benign(text)
+        if is_benign and not is_sentence:
             return
-        findings = self._after if self._is_ready else self._before
-        place = Place(self._order, self._line, _around(segment.text, 0), rank)
         for each in by_kind[WARNING]:
-            match = None if each.name in self.warnings else each.regex.search(segment.text)
+            match = None if each.name in start.warnings else each.regex.search(text)
             if match is not None:
-                self.warnings[each.name] = _around(segment.text, match.start(), WARNING_CHARACTERS)
+                start.warnings[each.name] = _around(text, match.start(), WARNING_CHARACTERS)
         for each in by_kind[STOPPING]:
-            if self._find(each, segment.text) is not None:
-                findings.stopping = True
+            if self._find(each, text) is not None:
+                found.stopping = True
         for each in by_kind[CONTEXT]:
-            if each.regex.search(segment.text):
-                self._contexts[each.regex.pattern] = place
-        is_quiet = self._rules.is_quiet(segment.text)
-        if by_kind[FAILURE]:
-            self._find_failures(segment, rank, by_kind[FAILURE], findings, is_quiet)
-        if not is_quiet and not findings.stopping:
-            for each in by_kind[WRAPPER]:
-                if self._find(each, segment.text) is not None:
-                    if findings.wrapper is None:
-                        findings.wrapper = place
-                        self._tell("failure", rank, place.text)
-                    break
+            at = self._find(each, text)
+            if at is not None:
+                start.note_context(each.regex.pattern, place)
+        self._note_advice(segment, by_kind[LIST])
+        is_quiet = self._rules.is_quiet(text)
+        for failure in self._failures(segment, rank, by_kind[FAILURE], is_quiet, is_benign):
+            if not found.has(failure.signature) and not (is_quiet or is_benign):
+                self._tell("failure", failure.place.rank, failure.place.text)
+            found.add(failure)
+            found.silences[failure.signature.index] += 1
+        if not is_quiet and not found.stopping:
+            self._note_wrapper(place, text, by_kind[WRAPPER])
+
+    def _note_wrapper(self, place: Place, text: str, interests: List[Interest]) -> None:
+        found = self._start.found
+        for each in interests:
+            if self._find(each, text) is not None:
+                if found.wrapper is None:
+                    found.wrapper = dataclasses.replace(place, rule=each.rule)
+                    found.outside = self._said_outside(place)
+                    self._tell("failure", place.rank, place.text)
+                return
+
+    def _said_outside(self, place: Place) -> Optional[Place]:
+        """The last line above the words of an end in which a library outside of Python tells of an error."""
+        for line, text in self._tail.before(OUTSIDE_PIECES):
+            own, _ = self._envelopes.opened(text)
+            if self._rules.is_outside(own) and not self._rules.is_benign(own) and not self._rules.is_quiet(own):
+                return Place(place.order, line, _around(own, 0), place.rank)
+        return None
+
+    def _note_advice(self, segment: Segment, lists: List[Interest]) -> None:
+        """Keep the items of a list in which the engine says what to try."""
+        if any(self._find(each, segment.text) is not None for each in lists):
+            self._advised_until = self._order + ADVICE_PIECES
+            self._start.tracebacks.closely = max(self._start.tracebacks.closely, ADVICE_PIECES)
+        elif self._order <= self._advised_until and self._rules.is_advice_item(segment.body):
+            advice = self._start.found.advice
+            if len(advice) < MOST_ADVICE:
+                advice.append((self._order, segment.body.strip()[:ADVICE_CHARACTERS]))
 
     def _find(self, interest: Interest, text: str) -> Optional[int]:
         """Where it first matches what is the server's own word: in quotes a client may have sent it."""
         found = (each.start() for each in interest.regex.finditer(text))
-        return next(outside_quotes(text, found) if self._is_ready else found, None)
+        return next(outside_quotes(text, found) if self._start.is_ready else found, None)
 
-    def _begins(self, segment: _Segment, interest: Interest) -> bool:
+    # -- several starts
+
+    def _begins(self, segment: Segment, interest: Interest) -> bool:
         """Whether another start begins here: it says so, or behind a ready server what only a beginning can say.
 
         What a traceback shows, or an early failure, is another start's only where that server did not tell its own end.
         """
-        could_be = self._is_ready and self._after.wrapper is None
+        could_be = self._start.is_ready and self._start.after.wrapper is None
         if interest.kind == START:
-            is_possible = could_be or not segment.is_indented
+            is_possible = could_be or not self._rules.is_frame(segment.body)
         else:
             is_early = interest.signature is not None and interest.signature.early
-            is_possible = could_be and is_early and (self._block is None or self._block.ended)
+            latest = self._start.tracebacks.latest(segment)
+            # A shell, an interpreter that cannot start: they know nothing of an engine's prefix.
+            is_possible = could_be and is_early and segment.who is None and (latest is None or latest.ended)
         if not is_possible or self._rules.is_benign(segment.text):
             return False
-        return self._find(interest, segment.text) is not None
+        begins = self._find(interest, segment.text) is not None
+        if begins and interest.kind == START:
+            self._start.is_whole = True
+        return begins
 
-    def _begin_anew(self, segment: _Segment) -> None:
+    def _begin_another(self, segment: Segment) -> None:
         """A start is written behind an earlier one: what that one came to is not this one's."""
-        if self.phase in (None, "boot") and not self._before.is_telling:
+        start = self._start
+        if start.phase in (None, "boot") and not start.before.is_telling:
             return
-        if self._is_ready:
-            self._earlier = {name: getattr(self, name) for name in _OF_A_START}
-        block = self._block if segment.is_indented else None
+        if start.is_ready:
+            self._earlier = start
+        block = start.tracebacks.latest(segment) if segment.is_indented else None
         self._starts += 1
-        self.phase, self.percent = None, None
-        self.ranks, self.measures, self.warnings = {}, {}, {}
-        self._forget_findings()
-        if block is not None:  # the traceback that the start begins with
-            self._block, self._any_traceback = block, True
-            self._blocks = {block.who: block} if block.who else {}
+        self._start = Start(self._rules, start.tracebacks.closely, block)
+        self._start.is_whole = True
+        if not self._is_version_told:
+            self.version = None
 
-    def _go_on(self, segment: _Segment) -> None:
+    def _go_on(self, segment: Segment, work: Interest) -> None:
         """A server that was ready is at work: what came since was neither its end nor another start."""
-        if not self._is_ready:
-            self._take_up_earlier(segment)
+        start = self._start
+        if not start.is_ready:
+            if self._earlier is not None:
+                self._take_up_earlier(segment)
+            elif work.name == "ready":  # the log begins behind its ready line
+                self._enter("ready", segment)
+                start.is_ready = True
+                start.ready_rule = work.rule
             return
-        self._after.outlive(self._order)
-        if self._after.outlived > MOST_CROSSING:
-            stopping = self._after.stopping
-            self._after = Findings()
-            self._after.stopping = stopping
+        start.after.outlive(self._order)
+        if start.after.outlived > MOST_CROSSING:
+            stopping = start.after.stopping
+            start.after = Findings()
+            start.after.stopping = stopping
 
-    def _take_up_earlier(self, segment: _Segment) -> None:
-        vars(self).update(self._earlier or {})
-        self._earlier = None
+    def _take_up_earlier(self, segment: Segment) -> None:
+        assert self._earlier is not None
+        closely = self._start.tracebacks.closely
+        self._start, self._earlier = self._earlier, None
+        self._start.tracebacks.closely = closely
         self._starts += 1
         self._tell("phase", None, segment.text)
 
     # -- tracebacks
 
-    def _follow_traceback(self, segment: _Segment, heads: List[Interest], chains: List[Interest]) -> None:
-        who = segment.who
-        if any(self._find(each, segment.text) is not None for each in heads):
-            self._any_traceback = True
-            inherited = self._block.rank if self._block is not None and who is None and self._chained else None
-            block = _Block(segment.rank if segment.rank is not None else inherited, who or "")
-            if who:
-                if len(self._blocks) >= MOST_BLOCKS:
-                    self._blocks.pop(next(iter(self._blocks)))
-                self._blocks[who] = block
-            self._block = block
-            self._chained = False
-            self._closely = BLOCK_PIECES
-            return
-        if any(each.regex.search(segment.text) for each in chains):
-            self._chained = True
-        if not self._closely:
-            self._block = None
-            self._blocks.clear()
-            self._dying = False
-            return
-        own = self._block if who is None else self._blocks.get(who)
-        if own is None or (who == "" and own.ended):
-            if who is not None and self._block is not None and self._block.ended:
-                self._block = None
-                self._dying = False
-            return
-        if own.ended and self._rules.is_quiet(segment.text):
-            self._dying = False
-        own.add(segment.text)
-        body = segment.body.rstrip()
-        if body[:1].strip() and self._rules.is_error(body):
-            own.ended = True
-            self._closely = min(self._closely, BLOCK_REST)
-            self._note_error(segment, body, own.rank)
+    def _follow_traceback(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> Tuple[int, Optional[Block]]:
+        start = self._start
+        part, block = start.tracebacks.follow(
+            segment,
+            segment.text[:TEXT_CHARACTERS],
+            is_head=any(self._find(each, segment.text) is not None for each in by_kind[HEAD_LINE]),
+            is_chain=any(each.regex.search(segment.text) for each in by_kind[CHAIN]),
+        )
+        if part == GOES_ON and not self._tells_of_an_end(segment, by_kind):
+            start.is_dying = False
+        if part == REST and start.found.error is not None and start.found.error.order == self._order - 1:
+            self._continue_sentence(segment)
+        return part, block
 
-    def _note_error(self, segment: _Segment, body: str, block_rank: Optional[int]) -> None:
-        """Keep the first error that no signature may know: it is what we can show where the cause has no id."""
-        findings = self._after if self._is_ready else self._before
-        if self._rules.is_benign(segment.text):
+    def _tells_of_an_end(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> bool:
+        """Whether the line belongs to an end: it is no sign that the server goes on behind its traceback."""
+        ends = (*by_kind[ENDING], *by_kind[WRAPPER], *by_kind[STOPPING])
+        return self._rules.is_benign(segment.text) or any(self._find(each, segment.text) is not None for each in ends)
+
+    def _continue_sentence(self, segment: Segment) -> None:
+        """An exception's first line may only announce what the next one says."""
+        error = self._start.found.error
+        if error is None or not segment.is_indented or not segment.body.strip(" ^~|"):
             return
-        rank = segment.rank if segment.rank is not None else block_rank
-        place = Place(self._order, self._line, _around(segment.text, 0), rank)
-        if self._earlier is not None and self.phase is None and self._rules.is_consequence(body):
+        text = f"{error.text} {segment.body.strip()}"[:TEXT_CHARACTERS]
+        self._start.found.error = dataclasses.replace(error, text=text)
+
+    def _note_sentence(self, segment: Segment, block: Block) -> None:
+        """Keep the first error that no signature may know: it is what we can show where the cause has no id."""
+        start, found = self._start, self._start.found
+        body = segment.body.rstrip()
+        rank = segment.rank if segment.rank is not None else block.rank
+        text = _around(segment.text, 0)
+        if block.is_bare and block.source:
+            text = f"{block.source[: TEXT_CHARACTERS // 4]} … {text}"
+        place = Place(self._order, self._line, text, rank)
+        is_consequence = self._rules.is_consequence(body)
+        if self._earlier is not None and start.phase is None and is_consequence:
             self._take_up_earlier(segment)  # it was told to end: that is no start
             return
-        self._dying = True
-        if self._rules.is_consequence(body):
-            findings.consequence = findings.consequence or place
-        elif findings.error is None or self._is_past(findings):
-            findings.error, findings.error_markers = place, self._progress(rank)
+        is_benign = self._rules.is_benign(segment.text)
+        start.is_dying = start.is_dying or not is_benign
+        if is_consequence:
+            found.consequence = found.consequence or place
+        elif found.error is None or start.is_past(found.error, found.error_markers):
+            found.error, found.error_markers = place, start.progress(rank)
 
-    def _is_past(self, findings: Findings) -> bool:
-        """Whether the start went on after the error kept."""
-        return findings.error is not None and findings.error_markers != self._progress(findings.error.rank)
+    def _read_source(self, segment: Segment, rank: Optional[int], block: Block, interests: List[Interest]) -> None:
+        """A source line proves nothing, unless the sentence below it says nothing."""
+        if len(block.pending) < MOST_PENDING:
+            block.pending += self._failures(segment, rank, interests, self._rules.is_quiet(segment.text), False)
+
+    def _add_pending(self, block: Block, sentence: str) -> None:
+        for match in block.pending:
+            place = match.place
+            if sentence:
+                place = dataclasses.replace(place, order=self._order, text=f"{place.text} … {sentence}")
+            if not self._start.found.is_full(match.signature, match.is_quiet):
+                self._start.found.add(dataclasses.replace(match, place=place))
+        block.pending = []
 
     # -- phases
 
-    def _mark_phase(self, segment: _Segment, interests: List[Interest]) -> None:
-        last: Tuple[int, Optional[str]] = (-1, None)
+    def _mark_phase(self, segment: Segment, interests: List[Interest]) -> None:
+        start = self._start
+        last: Tuple[int, Optional[Interest]] = (-1, None)
         for each in interests:
-            if each.after and each.after not in self._seen:
+            if each.after and each.after not in start.seen:
                 continue
             for match in each.regex.finditer(segment.text):
-                last = max(last, (match.start(), each.name))
-        phase = last[1]
-        if phase is None:
+                if match.start() > last[0]:
+                    last = match.start(), each
+        if last[1] is None:
             return
-        self._markers[ANY] += 1
-        if segment.rank is None or segment.rank in self._markers or len(self._markers) < MOST_RANKS:
-            self._markers[segment.rank] += 1
-        self._dying = False
-        self._seen.add(phase)
+        phase = last[1].name
+        start.mark(segment.rank)
+        start.is_dying = False
+        start.found.ended = None
+        start.seen.add(phase)
+        if phase == PHASES[0]:
+            start.is_whole = True
         if PHASES.index(phase) >= PHASES.index("http"):
             self._earlier = None  # from here on it answers itself
         if phase == "ready":
             self._tell("ready_line", segment.rank, segment.text)
-            if self._denial(self._before) is not None:
+            if denial(start.before, self._rules) is not None:
                 phase = "http"
             else:
-                self._is_ready = True
-        if segment.rank is not None and (segment.rank in self.ranks or len(self.ranks) < MOST_RANKS):
-            self.ranks[segment.rank] = phase
-        self._clock.enter(phase, segment.text, self._now)
-        if phase != self.phase:
-            self.phase = phase
-            self.percent = None
+                start.is_ready = True
+                start.ready_rule = last[1].rule
+        if segment.rank is not None and (segment.rank in start.ranks or len(start.ranks) < MOST_RANKS):
+            start.ranks[segment.rank] = phase
+        self._enter(phase, segment)
+
+    def _enter(self, phase: str, segment: Segment) -> None:
+        start = self._start
+        start.clock.enter(phase, segment.text, self._now)
+        if phase != start.phase:
+            start.phase = phase
+            start.percent = None
             self._tell("phase", segment.rank, segment.text)
 
-    def _mark_percent(self, segment: _Segment, interests: List[Interest]) -> None:
+    def _mark_percent(self, segment: Segment, interests: List[Interest]) -> None:
         found: Tuple[int, Optional[float]] = (-1, None)
         for each in interests:
             for match in each.regex.finditer(segment.text):
                 percent = _percent(match)
                 if percent is not None and match.start() > found[0]:
                     found = (match.start(), percent)
-        if found[1] is not None and found[1] != self.percent:
-            self.percent = found[1]
+        if found[1] is not None and found[1] != self._start.percent:
+            self._start.percent = found[1]
             self._tell("percent", segment.rank, segment.text)
 
     # -- failures
 
-    def _find_failures(
-        self,
-        segment: _Segment,
-        rank: Optional[int],
-        interests: List[Interest],
-        findings: Findings,
-        is_quiet: bool,
-    ) -> None:
+    def _failures(
+        self, segment: Segment, rank: Optional[int], interests: List[Interest], is_quiet: bool, is_benign: bool
+    ) -> List[Match]:
+        """The failures that a line tells of: one of each signature that has room for it."""
+        start = self._start
+        told: Dict[int, Match] = {}
         for each in interests:
             signature = each.signature
-            if signature is None or findings.is_full(signature, is_quiet):
+            if signature is None or signature.index in told or start.found.is_full(signature, is_quiet):
                 continue
             at = self._find(each, segment.text)
-            if at is None or (signature.unless is not None and signature.unless.search(segment.text)):
+            if at is None or not self._holds(each, segment):
                 continue
-            if signature.block is not None and not self._in_block(segment, signature.block):
+            text, own_rank = self._evidence(each, segment, at, rank)
+            if text is None:
                 continue
-            text = _around(segment.text, at)
-            if signature.after is not None:
-                context = self._contexts.get(signature.after)
-                if context is None:
-                    continue
-                if context.order != self._order:
-                    text = f"{context.text} … {text}"
-                rank = rank if rank is not None else context.rank
-            if not is_quiet and not findings.has(signature):
-                self._tell("failure", rank, text)
             memory = None if signature.memory is None else signature.memory.read(segment.text)
-            place = Place(self._order, self._line, text, rank)
-            findings.add(Match(signature, place, is_quiet, self._progress(rank), self._phase_number, memory))
+            place = Place(self._order, self._line, text, own_rank, each.rule)
+            progress, phase = start.progress(own_rank), start.phase_number
+            told[signature.index] = Match(signature, place, is_quiet, progress, phase, memory, is_benign)
+        return list(told.values())
 
-    def _in_block(self, segment: _Segment, pattern: Pattern[str]) -> bool:
-        block = self._block if segment.who is None else self._blocks.get(segment.who)
-        return block is not None and any(pattern.search(line) for line in block.lines)
+    def _holds(self, interest: Interest, segment: Segment) -> bool:
+        """Whether what the signature asks for beside its pattern is true here."""
+        signature, start = interest.signature, self._start
+        assert signature is not None
+        if signature.unless is not None and signature.unless.search(segment.text):
+            return False
+        if signature.early and start.is_ready:
+            return False  # it would have been another start's
+        if signature.only == "loading" and (start.is_ready or start.phase is None):
+            return False
+        if signature.only == "serving" and not start.is_ready:
+            return False
+        if signature.block is not None:
+            block = start.tracebacks.block_of(segment)
+            return block is not None and any(signature.block.search(line) for line in block.lines)
+        return True
 
-    def _denial(self, findings: Findings) -> Optional[Match]:
-        """A failure beside which a ready line is a lie: the port belongs to another server, which answered for us."""
-        for each in findings.matches:
-            if each.signature.cause in self._rules.denies and not each.is_quiet and not findings.is_outlived(each):
-                return each
-        return None
+    def _evidence(
+        self, interest: Interest, segment: Segment, at: int, rank: Optional[int]
+    ) -> Tuple[Optional[str], Optional[int]]:
+        """The line, behind that which says more, if it was seen, and the rank; None where one that it needs was not."""
+        signature, start = interest.signature, self._start
+        assert signature is not None
+        text = _around(segment.text, at)
+        context = None
+        if signature.after is not None:
+            context = start.contexts.get(signature.after)
+            if context is None:
+                return None, rank
+        elif signature.above is not None and signature.above in start.contexts:
+            markers, first = start.first_contexts[signature.above]
+            last = start.contexts[signature.above]
+            context = first if markers == start.progress(None) else last
+            context = context if self._order - context.order <= ABOVE_PIECES else None
+        elif signature.native:
+            context = self._said_outside(Place(self._order, self._line, text, rank))
+        if context is not None:
+            rank = rank if rank is not None else context.rank
+            if context.order != self._order or signature.native:
+                text = f"{context.text} … {text}"
+        return text, rank
 
     def _tell(self, kind: str, rank: Optional[int], text: str) -> None:
         self._events.append(LogEvent(kind, self.phase, self.percent, rank, text.strip()[:TEXT_CHARACTERS]))
-
-    # -- the answer
-
-    def diagnosis(self, exited: bool = False) -> Diagnosis:
-        """What the log says so far. ``exited``: the server is known to have ended, and must not have."""
-        is_ready = self._is_ready and self._denial(self._after) is None
-        findings = self._after if is_ready else Findings.both(self._before, self._after)
-        phase = "ready" if is_ready else "http" if self._is_ready else (self.phase or "boot")
-        candidates = self._candidates(findings)
-        if is_ready:
-            failed = exited or findings.wrapper is not None
-        else:
-            failed = (
-                exited
-                or findings.wrapper is not None
-                or any(map(self._is_strong, candidates))
-                or (self._finished and self._dying)
-            )
-        if not failed:
-            return self._answer("ready" if is_ready else "running", phase)
-        candidates = [each for each in candidates if not self._is_over(each)]
-        if not candidates:
-            place = findings.error or findings.consequence or findings.wrapper
-            return self._answer("failed", phase, place=place)
-        best = min(candidates, key=self._rank_of_cause)
-        error = findings.error
-        if error is not None and not self._is_past(findings) and self._gives_way(best, error):
-            known = [each for each in candidates if each.place.order == error.order]
-            if not known:
-                return self._answer("failed", phase, place=error)
-            best = min(known, key=self._rank_of_cause)
-        cause = best.signature.cause
-        return self._answer("failed", phase, cause, best.place, self._rules.hints.get(cause, ""))
-
-    def _answer(
-        self,
-        outcome: str,
-        phase: str,
-        cause: Optional[str] = None,
-        place: Optional[Place] = None,
-        hint: str = "",
-    ) -> Diagnosis:
-        return Diagnosis(
-            engine=self.engine.get("name"),
-            version=self.version,
-            outcome=outcome,
-            phase=phase,
-            cause=cause,
-            evidence=place.text if place else "",
-            line=place.line if place else None,
-            rank=place.rank if place else None,
-            hint=hint,
-            phases=self._clock.times(self._tail, self._now),
-        )
-
-    def _candidates(self, findings: Findings) -> List[Match]:
-        found = [each for each in findings.matches if each.memory is None or each.memory.accuses_others(self.own_pids)]
-        telling = {each.place.order for each in found if not each.signature.vague}
-        return [each for each in found if not (each.signature.vague and each.place.order in telling)]
-
-    def _rank_of_cause(self, match: Match) -> Tuple[float, int, int]:
-        return match.weight(self._was_survived(match)), match.place.order, match.signature.index
-
-    def _is_over(self, match: Match) -> bool:
-        """Whether nothing can come of it any more."""
-        is_far = match.signature.early or self._phase_number - match.phase_number >= PHASES_APART
-        return is_far and self._was_survived(match)
-
-    @property
-    def _phase_number(self) -> int:
-        return PHASES.index(self.phase) if self.phase is not None else 0
-
-    def _progress(self, rank: Optional[int]) -> int:
-        """Markers of phases that show ``rank`` go on: its own, and those that name none; all for None."""
-        return self._markers[ANY] if rank is None else self._markers[rank] + self._markers[None]
-
-    def _was_survived(self, match: Match) -> bool:
-        """Whether the start went on after it: a rank's own start, where one is named.
-
-        What counts only before the first traceback is survived by one: the server's program ran.
-        """
-        signature = match.signature
-        went_on = match.markers != self._progress(match.place.rank) or (signature.early and self._any_traceback)
-        return signature.survivable and went_on
-
-    def _gives_way(self, match: Match, error: Place) -> bool:
-        """Whether a traceback's own error explains more: one before what is only a consequence, one after what the
-        start went on after, any but itself for a mere warning.
-        """
-        place = match.place
-        if match.is_quiet:
-            return error.order != place.order
-        if self._was_survived(match):
-            return error.order > place.order
-        return match.signature.consequence and error.order < place.order
-
-    def _is_strong(self, match: Match) -> bool:
-        """Whether the match alone shows a failure: not a mere warning, nor something the start went on after."""
-        return not match.is_quiet and not self._was_survived(match)
-
-
-# -- parts of the reading
-
-
-@dataclasses.dataclass(frozen=True)
-class _Segment:
-    """Part of a piece, from a prefix on; ``who`` is None without one and may be "" with one that names nobody."""
-
-    text: str
-    body: str
-    who: Optional[str]
-    rank: Optional[int]
-
-    @property
-    def is_indented(self) -> bool:
-        return self.body[:1].isspace()
-
-
-class _Block:
-    """One traceback: whose it is, its last lines, and whether its error line has come."""
-
-    def __init__(self, rank: Optional[int], who: str) -> None:
-        self.rank = rank
-        self.who = who
-        self.ended = False
-        self.lines: Deque[str] = collections.deque(maxlen=BLOCK_REST)
-
-    def add(self, text: str) -> None:
-        self.lines.append(text[:TEXT_CHARACTERS])
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.lines))
-
-
-def _blocks(stream: Union[bytes, BinaryIO]) -> Iterator[bytes]:
-    if isinstance(stream, (bytes, bytearray, memoryview)):
-        for start in range(0, len(stream), SLICE_BYTES):
-            yield bytes(stream[start : start + SLICE_BYTES])
-        return
-    while True:
-        block = stream.read(SLICE_BYTES)
-        if not block:
-            return
-        yield block
-
-
-def _clean(raw: bytes) -> bytes:
-    return _COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
 
 
 def _around(text: str, at: int, most: int = TEXT_CHARACTERS) -> str:
