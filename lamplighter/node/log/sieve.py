@@ -51,6 +51,10 @@ class Sieve:
                 self._dull.add(shape)
         return found
 
+    def is_dull(self, clean: bytes) -> bool:
+        """Whether nothing can match in a piece that was part of such a region."""
+        return shape_of(clean) in self._dull
+
     @property
     def size(self) -> int:
         return sum(map(len, self._dull))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Pattern, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
 
 from lamplighter.node.events import PHASES
 from lamplighter.node.log.envelope import Envelopes
@@ -50,6 +50,7 @@ from lamplighter.node.log.verdict import Diagnosis, Verdict, denial
 WINDOW_BYTES = 64 * 1024
 OVERLAP_BYTES = 4 * 1024
 SLICE_BYTES = 1024 * 1024
+REGION_BYTES = 32 * 1024
 WARNING_CHARACTERS = 400
 MOST_PIDS = 4096
 #: The words of an end and lines of the server's other processes may cross; what so many follow is no cause.
@@ -228,9 +229,9 @@ class LogWatch:
         buffer += data
         end = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
         if end:
-            region = bytes(buffer[:end])
+            for region in _regions(bytes(buffer[:end])):
+                self._region(region)
             del buffer[:end]
-            self._region(region)
         while len(buffer) > WINDOW_BYTES:
             window = bytes(buffer[:WINDOW_BYTES])
             del buffer[: WINDOW_BYTES - OVERLAP_BYTES]
@@ -247,7 +248,8 @@ class LogWatch:
         was = self._start.is_ready, self._is_doubted, self._starts
         for number, line in enumerate(lines):
             if (self._start.is_ready, self._is_doubted, self._starts) != was:
-                interests = self._rules.interests  # each signature is looked for again
+                interests = self._interests(b"\n".join(lines[number:]))  # others are wanted now
+                was = self._start.is_ready, self._is_doubted, self._starts
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
@@ -328,6 +330,8 @@ class LogWatch:
         if self._continued and start.is_ready:
             return  # so long a line is what a client sent, and where its quotes began was read before
         self._order += 1
+        if not start.tracebacks.closely and self._sieve.is_dull(clean):
+            return
         # Whether a pattern is still wanted is asked again here: how the log was cut into regions must not matter.
         hits = [each for each in interests if (each.needs is None or each.needs in clean) and self._is_wanted(each)]
         if start.tracebacks.closely:
@@ -703,6 +707,18 @@ class LogWatch:
 
     def _tell(self, kind: str, rank: Optional[int], text: str) -> None:
         self._events.append(LogEvent(kind, self.phase, self.percent, rank, text.strip()[:TEXT_CHARACTERS]))
+
+
+def _regions(data: bytes) -> Iterator[bytes]:
+    """Cut whole pieces into regions of some REGION_BYTES, at their ends."""
+    start = 0
+    while start < len(data):
+        end = start + REGION_BYTES
+        if end < len(data):
+            newline = data.find(b"\n", end)
+            end = newline + 1 if newline >= 0 else len(data)
+        yield data[start:end]
+        start = end
 
 
 def _around(text: str, at: int, most: int = TEXT_CHARACTERS) -> str:
