@@ -99,7 +99,7 @@ class Findings:
 
     def is_full(self, signature: Signature, is_quiet: bool) -> bool:
         # A survivable match is a failure only while no phase follows it, so its latest one counts, too.
-        many = signature.memory is not None or signature.survivable
+        many = signature.memory is not None or signature.survivable or signature.silence
         return self._counts[signature.index, is_quiet] >= (MOST_MATCHES if many else 1)
 
     def outlive(self, order: int) -> None:

@@ -136,7 +136,7 @@ class Rules:
         self.hints: Dict[str, str] = {}
         self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
         self.times = [re.compile(each) for each in engine.get("time", ())]
-        self._prefixes = [re.compile(each) for each in engine.get("prefix", ())]
+        self._prefixes = [(needed_text(each), re.compile(each)) for each in engine.get("prefix", ())]
         self._ranks = [re.compile(each) for each in engine.get("rank", ())]
         self._errors = [re.compile(each) for each in engine.get("error", ())]
         self._sentences = [re.compile(each) for each in engine.get("sentence", ())]
@@ -204,8 +204,10 @@ class Rules:
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
-        found = []
-        for pattern in self._prefixes:
+        found: List[Prefix] = []
+        for needs, pattern in self._prefixes:
+            if needs is not None and needs.decode("utf-8") not in text:
+                continue
             found += [
                 Prefix(match.start(), match.end(), match.groupdict().get("who") or "")
                 for match in pattern.finditer(text)
@@ -282,7 +284,10 @@ class _Needed:
             self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
 
     def any_in(self, text: str) -> bool:
-        return any((needs is None or needs in text) and regex.search(text) for needs, regex in self._patterns)
+        for needs, regex in self._patterns:  # a plain loop: this is asked of every line that is read closely
+            if (needs is None or needs in text) and regex.search(text):
+                return True
+        return False
 
 
 def needed_text(pattern: str) -> Optional[bytes]:

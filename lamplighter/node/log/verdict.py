@@ -108,7 +108,7 @@ class Verdict:
         if self.is_ready:
             return any(map(self._is_silent, self._candidates))
         return any(map(self._is_strong, self._candidates)) or (
-            is_over and (self._start.is_dying or self._found.ended is not None)
+            is_over and (self._start.is_dying or (self._found.ended is not None and self._start.phase is not None))
         )
 
     def _is_silent(self, match: Match) -> bool:

@@ -245,11 +245,11 @@ class LogWatch:
             self._skim(region)
             return
         lines = region.split(b"\n")
-        was = self._start.is_ready, self._is_doubted, self._starts
+        stage = self._stage
         for number, line in enumerate(lines):
-            if (self._start.is_ready, self._is_doubted, self._starts) != was:
+            if self._stage != stage:
                 interests = self._interests(b"\n".join(lines[number:]))  # others are wanted now
-                was = self._start.is_ready, self._is_doubted, self._starts
+                stage = self._stage
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
@@ -283,10 +283,14 @@ class LogWatch:
                     self._tail.remember(plain(piece), b"\n", first + number)
 
     def _interests(self, region: bytes) -> List[Interest]:
+        return self._sieve.interests(region, self._stage, self._is_wanted)
+
+    @property
+    def _stage(self) -> Tuple[object, ...]:
+        """Other patterns are wanted when any of this has changed, at whatever place the log was cut into regions."""
         start = self._start
         told = len(start.warnings) + len(start.measures)
-        stage = (start.is_ready, self._is_doubted, start.is_early, told, self._starts, self.version is None)
-        return self._sieve.interests(region, stage, self._is_wanted)
+        return (start.is_ready, self._is_doubted, start.is_early, told, self._starts, self.version is None)
 
     def _is_wanted(self, interest: Interest) -> bool:
         start = self._start
@@ -332,8 +336,7 @@ class LogWatch:
         self._order += 1
         if not start.tracebacks.closely and self._sieve.is_dull(clean):
             return
-        # Whether a pattern is still wanted is asked again here: how the log was cut into regions must not matter.
-        hits = [each for each in interests if (each.needs is None or each.needs in clean) and self._is_wanted(each)]
+        hits = [each for each in interests if each.needs is None or each.needs in clean]
         if start.tracebacks.closely:
             start.tracebacks.closely -= 1
         elif not hits:
@@ -460,8 +463,10 @@ class LogWatch:
 
     def _find(self, interest: Interest, text: str) -> Optional[int]:
         """Where it first matches what is the server's own word: in quotes a client may have sent it."""
-        found = (each.start() for each in interest.regex.finditer(text))
-        return next(outside_quotes(text, found) if self._start.is_ready else found, None)
+        first = interest.regex.search(text)
+        if first is None or not self._start.is_ready:
+            return None if first is None else first.start()
+        return next(outside_quotes(text, (each.start() for each in interest.regex.finditer(text))), None)
 
     # -- several starts
 
