@@ -122,6 +122,28 @@ def load_engines(roles: Path) -> dict[str, Engine]:
     return {name: load_engine(name, roles) for name in engine_names(roles)}
 
 
+def rule_place(name: str, roles: Path, key: str, pattern: str) -> Origin | None:
+    """Where ``pattern`` stands under ``key`` of an engine's file or of one that it extends; None where nowhere."""
+    while True:
+        entries = read_mapping(roles / name / FILE, Problems()).entries or {}
+        found = _place_of(entries[key], pattern) if key in entries else None
+        parent = entries.get("extends")
+        if found is not None or parent is None:
+            return found
+        name = str(parent.data)
+
+
+def _place_of(value: Value, pattern: str) -> Origin | None:
+    data = value.data
+    if isinstance(data, Mapping):
+        inner = [each for each in data.values() if isinstance(each, Value)]
+    elif isinstance(data, tuple):
+        inner = [each for each in data if isinstance(each, Value)]
+    else:
+        return value.origin if data == pattern else None
+    return next((place for each in inner if (place := _place_of(each, pattern)) is not None), None)
+
+
 def engine_names(roles: Path) -> list[str]:
     """The names that ``load_engine`` takes: roles whose engine.yml, with what it extends, has a launch."""
     names = []

@@ -77,12 +77,13 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         environment={**given, **dict.fromkeys(read_environment(run.release), "(secret)")},
         directory=run.home.path,
     )
-    explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
+    kernel = causes.kernel_notes(verdict.since)
+    explained = causes.explain(verdict.diagnosis, failed, run.engine, kernel, verdict.message)
     diagnosis = explained.diagnosis
     whole_log = run.invocation("logs", "--run", run.directory.run_id)
     return StageFailure(
         Exit.CRASHED if verdict.crashed else Exit.NOT_READY,
-        verdict.message,
+        explained.message,
         cause=diagnosis.cause,
         evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
         hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: {whole_log}",
