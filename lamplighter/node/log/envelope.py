@@ -19,7 +19,7 @@ MOST_ENVELOPES = 16
 #: So many lines must agree: one may be another process's line that begins in the middle of a progress bar.
 FEWEST_LINES = 2
 
-_BAR = re.compile(r"\d%|it/s\b|s/it\b|['\"]")
+_BAR = re.compile(r"\d%|it/s\b|s/it\b")
 _PART = re.compile(
     r"(?P<day>\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b)"
     r"|(?P<hex>\b(?=[a-f]*\d)[0-9a-f]{7,}\b)|(?P<digits>\d+)|(?P<space>\s+)|(?P<rest>[^\d\s]+?(?=\d|\s|$|\b))"
@@ -73,7 +73,8 @@ def _before_the_servers_words(line: str, rules: Rules) -> Optional[str]:
     if not at or at > MOST_CHARACTERS:
         return None
     envelope = line[:at]
-    return None if _BAR.search(envelope) or rules.says(envelope) else envelope
+    is_quoted = envelope.count("'") % 2 or envelope.count('"') % 2  # what follows is what somebody else said
+    return None if is_quoted or _BAR.search(envelope) or rules.says(envelope) else envelope
 
 
 def _shape(envelope: str) -> str:

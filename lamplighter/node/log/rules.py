@@ -11,6 +11,8 @@ import re
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
 
 MOST_OTHERS = 64
+#: What Python writes before each frame of a traceback.
+FRAME_INDENT = "  "
 
 #: Text in quotes, as Python writes it, or up to the end where the quote is not closed there.
 _QUOTED = re.compile(r"""(?<![\w'"])(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""")
@@ -235,7 +237,7 @@ class Rules:
         return any(pattern.search(body) for pattern in self._sentences)
 
     def is_frame(self, body: str) -> bool:
-        return self._frame is not None and self._frame.search(body) is not None
+        return self._frame is not None and self._frame.match(body.lstrip()) is not None
 
     def is_outside(self, text: str) -> bool:
         """Whether a library outside of Python tells of an error in this line."""
@@ -251,10 +253,12 @@ class Rules:
     def anchor_in(self, text: str) -> Optional[int]:
         """Where the engine's own words begin in a line, by what only they can be; None where nothing shows it."""
         found = [each.start for each in self.prefixes_in(text)[:1]]
-        for pattern in (self._traceback, self._frame):
-            match = pattern.search(text) if pattern is not None else None
-            if match is not None:
-                found.append(match.start())
+        head = self._traceback.search(text) if self._traceback is not None else None
+        frame = self._frame.search(text) if self._frame is not None else None
+        if head is not None:
+            found.append(head.start())
+        if frame is not None and text[: frame.start()].endswith(FRAME_INDENT):
+            found.append(frame.start() - len(FRAME_INDENT))
         return min(found) if found else None
 
     def says(self, text: str) -> bool:

@@ -358,7 +358,7 @@ class LogWatch:
                     self.own_pids.add(int(match.group("pid")))
 
     def _segment(self, segment: Segment, hits: List[Interest]) -> None:
-        if not segment.text.strip():
+        if not segment.body.strip():
             return
         if any(self._begins(segment, each) for each in hits):
             self._begin_another(segment)
@@ -571,8 +571,7 @@ class LogWatch:
         if self._earlier is not None and start.phase is None and is_consequence:
             self._take_up_earlier(segment)  # it was told to end: that is no start
             return
-        is_benign = self._rules.is_benign(segment.text)
-        start.is_dying = start.is_dying or not is_benign
+        start.is_dying = True
         if is_consequence:
             found.consequence = found.consequence or place
         elif found.error is None or start.is_past(found.error, found.error_markers):
