@@ -107,4 +107,6 @@ def _merged(found: Diagnosis, failure: Optional[Mapping[str, Any]]) -> Diagnosis
         evidence=str(failure.get("evidence") or found.evidence),
         rank=found.rank if failure.get("rank") is None else failure["rank"],
         hint=str(failure.get("hint") or found.hint),
+        cause_above=False,
+        rule=None,
     )

@@ -4,6 +4,8 @@ Three shapes: a start with its progress bars that ends in a traceback, a server 
 of tracebacks of all ranks. The time of the command's own work, without the start of the interpreter.
 """
 
+# ruff: noqa: E501 (a line of a log stays one line)
+
 from __future__ import annotations
 
 import tempfile
@@ -30,7 +32,9 @@ def main() -> None:
 def shapes() -> dict[str, bytes]:
     failed = (CASES / "logs2" / "sglang-0518-moe-tile-too-large" / "server.log").read_bytes()
     stuck = (CASES / "logs" / "vllm-013-context-too-long" / "server.log").read_bytes()
-    bar = b"".join(b"\rCapturing batches (bs=%d avail_mem=6.22 GB):  25%%|##   | 1/4 [00:00<00:00]" % n for n in range(200))
+    bar = b"".join(
+        b"\rCapturing batches (bs=%d avail_mem=6.22 GB):  25%%|##   | 1/4 [00:00<00:00]" % n for n in range(200)
+    )
     work = (
         b"[2026-03-01 11:%02d:%02d TP0] Decode batch, #running-req: %d, #token: %d, gen throughput (token/s): 775.32\n"
         b'[2026-03-01 11:%02d:%02d] INFO:     10.0.0.%d:4%d - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'

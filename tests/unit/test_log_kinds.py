@@ -61,15 +61,27 @@ LOGO = "(APIServer pid=7) INFO 11-20 06:00:12 [api_utils.py:347]  ▄▄ ▄█ 
 
 
 def vl(*said: str, ready: bool = False, version: str = "0.24.1") -> str:
-    lines = [LOGO.format(version), "(Worker_TP1 pid=9) INFO 11-20 06:00:30 [gpu_model_runner.py:1] Starting to load model /m..."]
+    lines = [
+        LOGO.format(version),
+        "(Worker_TP1 pid=9) INFO 11-20 06:00:30 [gpu_model_runner.py:1] Starting to load model /m...",
+    ]
     if ready:
-        lines += ["(APIServer pid=7) INFO 11-20 06:01:00 [entry.py:1] Starting vLLM server on http://0.0.0.0:8000", "(APIServer pid=7) INFO:     Application startup complete."]
+        lines += [
+            "(APIServer pid=7) INFO 11-20 06:01:00 [entry.py:1] Starting vLLM server on http://0.0.0.0:8000",
+            "(APIServer pid=7) INFO:     Application startup complete.",
+        ]
     return "\n".join([*lines, *said]) + "\n"
 
 
 def vl_trace(sentence: str, source: str = "worker = WorkerProc(*args, **kwargs)") -> str:
     stamp = "(Worker_TP1 pid=9) ERROR 11-20 06:00:41 [multiproc_executor.py:9]"
-    lines = ["WorkerProc failed to start.", "Traceback (most recent call last):", '  File "/v/vllm/v1/worker/gpu_worker.py", line 3, in load', f"    {source}", *sentence.split("\n")]
+    lines = [
+        "WorkerProc failed to start.",
+        "Traceback (most recent call last):",
+        '  File "/v/vllm/v1/worker/gpu_worker.py", line 3, in load',
+        f"    {source}",
+        *sentence.split("\n"),
+    ]
     outer = "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     return "\n".join([*(f"{stamp} {line}" for line in lines), outer])
 

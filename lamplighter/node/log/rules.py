@@ -288,7 +288,7 @@ class _Needed:
             self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
 
     def any_in(self, text: str) -> bool:
-        for needs, regex in self._patterns:  # a plain loop: this is asked of every line that is read closely
+        for needs, regex in self._patterns:  # noqa: SIM110 (asked of every line read closely: a generator costs twice)
             if (needs is None or needs in text) and regex.search(text):
                 return True
         return False

@@ -1,4 +1,4 @@
-"""The parts of a line: where another process's prefix begins in it, who speaks, as which rank, from which source. Pure."""
+"""The parts of a line: where another process's prefix begins in it, who speaks, as which rank. Pure."""
 
 from __future__ import annotations
 
