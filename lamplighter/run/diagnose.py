@@ -32,6 +32,8 @@ from lamplighter.run.command import PROJECT, Settings
 #: Stands for the server's name in hints: a pasted log does not tell it.
 NAMELESS = "NAME"
 _HEAD_BYTES = 64 * 1024
+#: Where Docker, log stores and journald keep the line in an entry that is JSON.
+_LINE_KEYS = ("log", "message", "msg", "line", "MESSAGE", "textPayload")
 _GZIP = b"\x1f\x8b"
 #: A log may hold some junk; this share of it, in its beginning, is no log.
 _MOST_JUNK = 0.3
@@ -166,7 +168,7 @@ class _Begun:
 
 
 class _Unpacked:
-    """The text in a container's log file, where Docker keeps each line as JSON: ``{"log": "...", "stream": ...}``."""
+    """The text in a log of JSON entries, such as Docker's: ``{"log": "...", "stream": ...}``."""
 
     def __init__(self, inner: _Begun) -> None:
         self._inner = inner
@@ -187,8 +189,13 @@ def _is_json(head: bytes) -> bool:
 
 
 def _text_of(line: bytes) -> bytes:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(line)["log"]).encode("utf-8", "surrogatepass")
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        entry = json.loads(line)
+        for key in _LINE_KEYS:
+            if isinstance(entry.get(key), str):
+                # Docker alone keeps a line's own end: a long line of its is parted among entries.
+                said = entry[key] if key == "log" or entry[key].endswith("\n") else entry[key] + "\n"
+                return said.encode("utf-8", "surrogatepass")
     return line + b"\n"
 
 

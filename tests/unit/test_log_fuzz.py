@@ -4,8 +4,6 @@ What is said must be the same as of the plain log, or that the cause stands abov
 combinations is tried, chosen by a seed; LAMPLIGHTER_SOAK=1 tries all of them.
 """
 
-# ruff: noqa: E501 (a line of a log stays one line)
-
 from __future__ import annotations
 
 import itertools

@@ -61,6 +61,25 @@ def test_a_case_is_read_as_its_author_says(case: Path, told: bool) -> None:
         assert found.version == want["version"]
 
 
+SECOND = sorted((PROJECT / "tests" / "cases" / "logs2").iterdir())
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["engine told", "engine guessed"])
+@pytest.mark.parametrize("case", SECOND, ids=lambda case: case.name)
+def test_a_case_of_the_second_round_is_read_as_its_author_says(case: Path, told: bool) -> None:
+    want = expected(case)
+    log = (case / "server.log").read_bytes()
+    found = diagnose_log(log, ENGINES, *((want["engine"], want["version"]) if told else (None, None)))
+    assert [getattr(found, key) for key in ("engine", "outcome", "phase", "cause")] == [
+        want[key] for key in ("engine", "outcome", "phase", "cause")
+    ], found
+    assert (want["evidence"] or "") in found.evidence
+    assert want["rank"] is None or found.rank == want["rank"]
+    assert want.get("hint", "") in found.hint_for("NAME")
+    assert not want["cause"] or (found.hint and found.rule)
+    assert found.version == want["version"] or b"version " not in log
+
+
 # From what happened on the machine, told in the notes of the recordings: outcome, phase, cause, rank.
 RECORDED = {
     "fail-flag": ("failed", "boot", "unknown_flag", None),
