@@ -283,6 +283,7 @@ def logs(
         "engine_version": "of which version (default: guessed)",
         "host": "instead of --log: diagnose the last run on these hosts",
         "server": "only this server of the host; with --log, the name to use in the hint",
+        "explain": "name the rule that decided, with its file and line",
         "json": "the answer as one JSON object",
     },
 )
@@ -293,6 +294,7 @@ def diagnose(
     engine: str | None = None,
     engine_version: str | None = None,
     server: str | None = None,
+    explain: bool = False,
     json: bool = False,
 ) -> None:
     """Say what a server's log shows: ready, failed or running, the phase, the first cause and one next step."""
@@ -302,7 +304,7 @@ def diagnose(
     settings = command.settings_from(
         c, as_json=json, host=host, log=log, engine=engine, engine_version=engine_version, server=server
     )
-    doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
+    doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server, explain=explain)
 
 
 @task(auto_shortflags=False, iterable=["host"], help={"host": HELP["host"], "json": HELP["json"]})

@@ -9,8 +9,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from lamplighter.node import events, journal, serving
 from lamplighter.node.act.launcher import read_exit
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome, server_home
-from lamplighter.node.observe import causes
-from lamplighter.node.observe.logwatch import SLICE_BYTES, Diagnosis, LogWatch
+from lamplighter.node.log import causes
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.watch import SLICE_BYTES, LogWatch
 
 #: Of a longer log, its beginning and its end are read.
 MOST_BYTES = 256 << 20
@@ -106,4 +107,6 @@ def _merged(found: Diagnosis, failure: Optional[Mapping[str, Any]]) -> Diagnosis
         evidence=str(failure.get("evidence") or found.evidence),
         rank=found.rank if failure.get("rank") is None else failure["rank"],
         hint=str(failure.get("hint") or found.hint),
+        cause_above=False,
+        rule=None,
     )

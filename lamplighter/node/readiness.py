@@ -24,9 +24,10 @@ from lamplighter.node.act.launcher import ExitStatus, Launched, read_exit
 from lamplighter.node.estimate import Start
 from lamplighter.node.events import PHASES
 from lamplighter.node.layout import LaunchFiles
+from lamplighter.node.log.file import READ_BYTES, LogFile
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.watch import LogEvent, LogWatch
 from lamplighter.node.observe import ports, processes
-from lamplighter.node.observe.logfile import READ_BYTES, LogFile
-from lamplighter.node.observe.logwatch import Diagnosis, LogEvent, LogWatch
 from lamplighter.node.observe.vitals import GpuSampler, Stall, StallClock
 from lamplighter.node.plan import Plan
 from lamplighter.node.probe import (

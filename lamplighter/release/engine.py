@@ -41,7 +41,7 @@ PROGRAMS = "node/programs.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
-    "stopping", "benign", "idle", "warnings", "failures",
+    "stopping", "benign", "idle", "warnings", "failures", "sentence", "outside", "ending", "advice", "advice_list",
 )  # fmt: skip
 #: What an engine must say, itself or through the file it extends.
 NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
@@ -126,6 +126,28 @@ def load_engine(name: str, roles: Path) -> Engine:
 def load_engines(roles: Path) -> dict[str, Engine]:
     """Every engine of a roles directory that can be started, by name. Raises InventoryError."""
     return {name: load_engine(name, roles) for name in engine_names(roles)}
+
+
+def rule_place(name: str, roles: Path, key: str, pattern: str) -> Origin | None:
+    """Where ``pattern`` stands under ``key`` of an engine's file or of one that it extends; None where nowhere."""
+    while True:
+        entries = read_mapping(roles / name / FILE, Problems()).entries or {}
+        found = _place_of(entries[key], pattern) if key in entries else None
+        parent = entries.get("extends")
+        if found is not None or parent is None:
+            return found
+        name = str(parent.data)
+
+
+def _place_of(value: Value, pattern: str) -> Origin | None:
+    data = value.data
+    if isinstance(data, Mapping):
+        inner = [each for each in data.values() if isinstance(each, Value)]
+    elif isinstance(data, tuple):
+        inner = [each for each in data if isinstance(each, Value)]
+    else:
+        return value.origin if data == pattern else None
+    return next((place for each in inner if (place := _place_of(each, pattern)) is not None), None)
 
 
 def engine_names(roles: Path) -> list[str]:
@@ -307,7 +329,12 @@ class _Failure(_Part):
     consequence: StrictBool = False
     survivable: StrictBool = False
     early: StrictBool = False
+    native: StrictBool = False
+    only: Literal["loading", "serving"] | None = None
+    silence: Annotated[int, Field(ge=1, le=100)] | None = None
+    advice: Hint = ""
     after: Regex | None = None
+    above: Regex | None = None
     unless: Regex | None = None
     block: Regex | None = None
     memory: _Memory | None = None
@@ -450,7 +477,14 @@ class _File(_Part):
     percent: tuple[Annotated[Regex, _naming("percent", "done")], ...] = ()
     time: tuple[Annotated[Regex, _naming("month"), _naming("second")], ...] = ()
     traceback: Regex | None = None
+    frame: Regex | None = None
     error: Regexes = ()
+    sentence: Regexes = ()
+    outside: Regexes = ()
+    ending: Regexes = ()
+    advice: Regexes = ()
+    advice_list: Regexes = ()
+    advice_item: Regex | None = None
     chain: Regexes = ()
     settle: Seconds | None = None
     stall: dict[Phase, Seconds] = {}

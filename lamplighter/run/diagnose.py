@@ -20,9 +20,10 @@ from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
-from lamplighter.node.observe.logwatch import Diagnosis, diagnose_log
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.whole import diagnose_log
 from lamplighter.paths import at_home, open_file
-from lamplighter.release.engine import load_engine, load_engines
+from lamplighter.release.engine import load_engine, load_engines, rule_place
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
 from lamplighter.run.command import PROJECT, Settings
@@ -31,6 +32,8 @@ from lamplighter.run.command import PROJECT, Settings
 NAMELESS = "NAME"
 _HEAD_BYTES = 64 * 1024
 _LONGEST_ENTRY = 1 << 20
+#: Where Docker, log stores and journald keep the line in an entry that is JSON.
+_LINE_KEYS = ("log", "message", "msg", "line", "MESSAGE", "textPayload")
 _GZIP = b"\x1f\x8b"
 #: A log may hold some junk; this share of it, in its beginning, is no log.
 _MOST_JUNK = 0.3
@@ -45,8 +48,12 @@ def diagnose(
     version: str | None,
     host: Sequence[str],
     server: str | None,
+    explain: bool = False,
 ) -> NoReturn:
-    """Diagnose a log given by ``log``, or the last run of each chosen server, and leave with the exit code."""
+    """Diagnose a log given by ``log``, or the last run of each chosen server, and leave with the exit code.
+
+    ``explain``: the text says, too, which rule of which role's file decided; the JSON always does.
+    """
     if log is None:
         if engine is not None or version is not None:
             _refuse(settings, UsageError("--engine and --engine-version go with --log", why="the node knows its own"))
@@ -57,14 +64,14 @@ def diagnose(
             host,
             server,
             "diagnose",
-            lambda session, servers: {one.name: session.diagnose(one) for one in servers},
-            last_runs_text,
+            lambda session, servers: {one.name: with_place(session.diagnose(one)) for one in servers},
+            lambda data: last_runs_text(data, explain),
         )
     with command.guarded(settings):
         if host:
             raise UsageError("--log and --host exclude each other", next_step="give one of them")
-        found = diagnose_file(log, engine, version).to_json(server or NAMELESS)
-        command.say_json(found) if settings.as_json else command.say(text(found))
+        found = with_place(diagnose_file(log, engine, version).to_json(server or NAMELESS))
+        command.say_json(found) if settings.as_json else command.say(text(found, explain))
     raise Leave(code=Exit.OK)
 
 
@@ -80,6 +87,23 @@ def diagnose_file(log: str, engine: str | None = None, version: str | None = Non
     engines = {engine: load_engine(engine, roles)} if engine is not None else load_engines(roles)
     with opened(log) as stream:
         return diagnose_log(stream, {name: each.compiled for name, each in engines.items()}, engine, version)
+
+
+def with_place(found: dict[str, Any]) -> dict[str, Any]:
+    """A diagnosis (its JSON) whose rule names the file and the line in which it stands."""
+    rule = found.get("rule")
+    if not rule:
+        return found
+    engine = found.get("engine") or _wordiest()
+    place = rule_place(engine, PROJECT / "roles", rule["key"], rule["pattern"])
+    where = {"file": place.file, "line": place.line} if place is not None else {"file": None, "line": None}
+    return {**found, "rule": {**rule, **where}}
+
+
+def _wordiest() -> str:
+    """The engine whose wording a log of an unknown one is read with."""
+    engines = load_engines(PROJECT / "roles")
+    return max(engines, key=lambda name: len(engines[name].compiled.get("failures", ())))
 
 
 @contextlib.contextmanager
@@ -145,7 +169,7 @@ class _Begun:
 
 
 class _Unpacked:
-    """The text in a container's log file, where Docker keeps each line as JSON: ``{"log": "...", "stream": ...}``."""
+    """The text in a log of JSON entries, such as Docker's: ``{"log": "...", "stream": ...}``."""
 
     def __init__(self, inner: _Begun) -> None:
         self._inner = inner
@@ -168,8 +192,13 @@ def _is_json(head: bytes) -> bool:
 
 
 def _text_of(line: bytes) -> bytes:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(line)["log"]).encode("utf-8", "surrogatepass")
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        entry = json.loads(line)
+        for key in _LINE_KEYS:
+            if isinstance(entry.get(key), str):
+                # Docker alone keeps a line's own end: a long line of its is parted among entries.
+                said: str = entry[key] if key == "log" or entry[key].endswith("\n") else entry[key] + "\n"
+                return said.encode("utf-8", "surrogatepass")
     return line + b"\n"
 
 
@@ -183,13 +212,14 @@ def _see_that_it_is_text(head: bytes, name: str) -> None:
         raise UsageError(f"{name} is no log", why="it is binary data", next_step="give a text, or a gzip file of one")
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(found: Mapping[str, Any], explain: bool = False) -> str:
     """A diagnosis (its JSON) for people: the verdict, the evidence, one next step, and how long each phase took."""
     who = f"{clean(found.get('engine')) or 'unknown engine'} {clean(found.get('version'))}".strip()
     outcome, phase = clean(found.get("outcome")), clean(found.get("phase"))
     lines = [f"{who}: {outcome}" + ("" if outcome == "ready" else f" in phase {phase}")]
     if outcome == "failed":
-        lines.append(f"  cause: {clean(found.get('cause')) or 'unknown: no signature matches'}")
+        above = "not in this excerpt: it stands above" if found.get("cause_above") else "unknown: no signature matches"
+        lines.append(f"  cause: {clean(found.get('cause')) or above}")
     if evidence := clean(found.get("evidence")):
         where = [f"line {found['line']}"] if found.get("line") is not None else []
         where += [f"rank {found['rank']}"] if found.get("rank") is not None else []
@@ -205,15 +235,25 @@ def text(found: Mapping[str, Any]) -> str:
     ]
     if spent:
         lines.append(f"  phases: {', '.join(spent)}")
+    if explain:
+        lines.append(f"  rule: {_rule_text(found.get('rule'))}")
     return "\n".join(lines)
 
 
-def last_runs_text(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+def _rule_text(rule: Mapping[str, Any] | None) -> str:
+    if not rule:
+        return "none: no rule decided, only the order of the lines"
+    where = f"{clean(rule['file'])}:{rule['line']}" if rule.get("file") else "a file that has changed since"
+    name = f"{clean(rule['key'])} {clean(rule['id'])}".strip()
+    return f"{name} in {where}, pattern {clean(rule['pattern'])}"
+
+
+def last_runs_text(data: Mapping[str, Mapping[str, Mapping[str, Any]]], explain: bool = False) -> str:
     """The diagnoses of the last runs, by host and server."""
     blocks = []
     for host, servers in data.items():
         for name, found in servers.items():
             run = f", run {clean(found['run'])}" if found.get("run") else ""
             blocks.append(f"{clean(host)}/{clean(name)}{run}")
-            blocks.append(f"  {clean(found['error'])}" if found.get("error") else text(found))
+            blocks.append(f"  {clean(found['error'])}" if found.get("error") else text(found, explain))
     return "\n".join(blocks)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.observe import causes
-from lamplighter.node.observe.causes import Failed, KernelNote, explain, kernel_notes, read_kernel_notes
-from lamplighter.node.observe.logwatch import Diagnosis
+from lamplighter.node.log import causes
+from lamplighter.node.log.causes import Failed, KernelNote, explain, kernel_notes, read_kernel_notes
+from lamplighter.node.log.verdict import Diagnosis
 
 # As the kernel and its drivers write them: 5.15 to 6.8, NVIDIA 535 to 580; names and addresses replaced.
 SAMPLE = """\
@@ -83,6 +83,30 @@ def test_what_signal_nine_means() -> None:
     rank = dataclasses.replace(FOUND, cause="host_oom", evidence="exit code: -9")
     assert explain(rank, failed(), itself, []).diagnosis.cause == "host_oom"
     assert "no oom-kill" in explain(rank, failed(), itself, []).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rank", "signal", "itself", "oom", "said"),
+    [
+        ("Rank 6 scheduler died during initialization (exit code: -11).", 6, 9, True, None, "rank 6 was killed by SIGSEGV first, in phase weights; the server then ended its own processes"),
+        ("Rank 6 scheduler died during initialization (exit code: 255).", 6, 9, True, None, "rank 6 ended with exit status 255 first"),
+        ("RuntimeError: zebra stripes", 2, 9, True, None, "rank 2 failed first, in phase weights; the server then"),
+        ("Failed core proc(s): {'EngineCore_DP1': -6}", None, 15, False, None, "one of its processes was killed by SIGABRT first"),
+        ("Worker proc VllmWorker-3 died unexpectedly (exit code: -9)", 3, 9, False, 4243, "pid 4243 of the server was killed by the kernel for want of memory"),
+        ("", None, 9, True, None, "the server died in phase weights (killed by SIGKILL)"),
+        ("RuntimeError: zebra stripes", None, 9, False, None, "the server died in phase weights (killed by SIGKILL)"),
+        ("RuntimeError: zebra stripes", None, None, True, None, "the server died"),
+    ],
+)  # fmt: skip
+def test_the_headline_names_who_died_first(
+    evidence: str, rank: int | None, signal: int | None, itself: bool, oom: int | None, said: str
+) -> None:
+    found = dataclasses.replace(FOUND, evidence=evidence, rank=rank)
+    kernel = [note("oom", pid=oom)] if oom else []
+    engine = {"processes": {"kills_itself": itself}}
+    message = "the server died in phase weights (killed by SIGKILL)"
+    told = explain(found, failed(signal=signal), engine, kernel, message)
+    assert told.message.startswith(said)
 
 
 def test_proxies_are_named_without_their_password() -> None:

@@ -11,8 +11,8 @@ import pytest
 from lamplighter.node import estimate
 from lamplighter.node.estimate import Start, earlier_starts, phase_remaining, remaining, shrunk
 from lamplighter.node.layout import ServerHome
+from lamplighter.node.log.watch import LogWatch
 from lamplighter.node.observe import processes, vitals
-from lamplighter.node.observe.logwatch import LogWatch
 from lamplighter.node.observe.processes import Activity
 from lamplighter.node.observe.vitals import StallClock
 

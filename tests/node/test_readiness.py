@@ -18,8 +18,8 @@ import pytest
 from lamplighter.node import readiness
 from lamplighter.node.act.launcher import Launched
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
+from lamplighter.node.log.file import LogFile
 from lamplighter.node.observe import processes
-from lamplighter.node.observe.logfile import LogFile
 from lamplighter.node.plan import Plan
 from lamplighter.node.probe import find_api_key
 from lamplighter.node.readiness import NotReady, Ready

@@ -25,6 +25,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 CASES = sorted((PROJECT / "tests/cases/logs").iterdir())
 RECORDINGS = sorted((PROJECT / "tests/recordings/h200/sglang-0.5.16").glob("*.log"))
 KEYS = ["engine", "version", "outcome", "phase", "cause", "evidence", "line", "rank", "hint", "phases"]
+KEYS += ["cause_above", "rule"]
 
 
 def answer(log: Path | str, capsys: pytest.CaptureFixture[str], **given: Any) -> dict[str, Any]:

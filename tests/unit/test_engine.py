@@ -138,7 +138,7 @@ def test_no_wording_of_a_log_is_copied_between_the_roles() -> None:
 
 
 def test_the_log_reader_knows_no_servers_wording_and_runs_on_the_nodes_python() -> None:
-    source = (PROJECT / "lamplighter" / "node" / "observe" / "logwatch.py").read_text()
+    source = (PROJECT / "lamplighter" / "node" / "log" / "watch.py").read_text()
     tree = ast.parse(source, feature_version=(3, 9))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -251,7 +251,7 @@ def test_a_new_failure_takes_four_lines(roles: Path) -> None:
     hint: lower servers.{server}.args.stripes
 """,
     )
-    from lamplighter.node.observe.logwatch import diagnose_log
+    from lamplighter.node.log.whole import diagnose_log
 
     found = diagnose_log(b"zebra.StripeError: 9\n", {"zebra": load_engine("zebra", roles).compiled}, "zebra")
     assert (found.cause, found.hint_for("kimi")) == ("too_many_stripes", "lower servers.kimi.args.stripes")

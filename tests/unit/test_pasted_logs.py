@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.observe.logwatch import Diagnosis, LogWatch, diagnose_log
+from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.node.log.watch import LogWatch
+from lamplighter.node.log.whole import diagnose_log
 from lamplighter.release.engine import load_engines
 from lamplighter.run.diagnose import diagnose_file
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.observe.logwatch import diagnose_log
+from lamplighter.node.log.whole import diagnose_log
 from lamplighter.release.engine import load_engines
 from lamplighter.report.report import Fold
 

@@ -13,8 +13,8 @@ import queue
 import threading
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
+from lamplighter.node.log.watch import LogWatch
 from lamplighter.node.observe import gpus, processes
-from lamplighter.node.observe.logwatch import LogWatch
 
 SPIN_FACTOR = 3.0
 #: What counts: MiB more on the GPUs, bytes read a second (our own questions make a server read some thousand), and the

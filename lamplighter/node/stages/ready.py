@@ -6,7 +6,8 @@ from typing import Callable, Optional, Sequence
 
 from lamplighter.node import estimate, preflight, readiness
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import causes, ground, ports, processes
+from lamplighter.node.log import causes
+from lamplighter.node.observe import ground, ports, processes
 from lamplighter.node.probe import find_api_key
 from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure
@@ -77,12 +78,13 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         directory=run.home.path,
         derived={each.port: each.use for each in ground.derived_ports(preflight.start_of(run.plan, run.engine))},
     )
-    explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
+    kernel = causes.kernel_notes(verdict.since)
+    explained = causes.explain(verdict.diagnosis, failed, run.engine, kernel, verdict.message)
     diagnosis = explained.diagnosis
     whole_log = run.invocation("logs", "--run", run.directory.run_id)
     return StageFailure(
         Exit.CRASHED if verdict.crashed else Exit.NOT_READY,
-        verdict.message,
+        explained.message,
         cause=diagnosis.cause,
         evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
         hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: {whole_log}",

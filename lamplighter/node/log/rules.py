@@ -11,6 +11,8 @@ import re
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
 
 MOST_OTHERS = 64
+#: What Python writes before each frame of a traceback.
+FRAME_INDENT = "  "
 
 #: Text in quotes, as Python writes it, or up to the end where the quote is not closed there.
 _QUOTED = re.compile(r"""(?<![\w'"])(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""")
@@ -28,6 +30,19 @@ _GIB = {
 }
 
 PHASE, PERCENT, FAILURE, WRAPPER, CONTEXT, HEAD, CHAIN, STOPPING, PID, WARNING, MEASURE, START, WORK = range(13)
+FRAME, VERSION, ENDING, LIST = range(13, 17)
+
+#: Where in engine.yml the patterns of a kind stand, as far as they may decide what is said.
+KEYS = {PHASE: "phases", WORK: "phases", FAILURE: "failures", WRAPPER: "wrappers", ENDING: "ending"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The rule that decided: a ``pattern`` under ``key`` of an engine.yml; ``id`` is that of a failure or a phase."""
+
+    key: str
+    id: str
+    pattern: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +98,14 @@ class Signature:
     survivable: bool
     early: bool
     after: Optional[str]
+    above: Optional[str]
     unless: Optional[Pattern[str]]
     block: Optional[Pattern[str]]
     memory: Optional[MemoryRule]
+    only: Optional[str]
+    silence: int
+    native: bool
+    advice: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +122,12 @@ class Interest:
 
     @property
     def only_before_ready(self) -> bool:
-        return self.kind in (PHASE, PERCENT, PID)
+        return self.kind in (PHASE, PERCENT, PID, VERSION, ENDING)
+
+    @property
+    def rule(self) -> Rule:
+        cause = self.signature.cause if self.signature is not None else self.name
+        return Rule(KEYS.get(self.kind, ""), cause, self.regex.pattern)
 
 
 class Rules:
@@ -113,10 +138,16 @@ class Rules:
         self.hints: Dict[str, str] = {}
         self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
         self.times = [re.compile(each) for each in engine.get("time", ())]
-        self._prefixes = [re.compile(each) for each in engine.get("prefix", ())]
+        self._prefixes = [(needed_text(each), re.compile(each)) for each in engine.get("prefix", ())]
         self._ranks = [re.compile(each) for each in engine.get("rank", ())]
         self._errors = [re.compile(each) for each in engine.get("error", ())]
-        self._envelopes = [re.compile(each) for each in engine.get("envelope", ())]
+        self._sentences = [re.compile(each) for each in engine.get("sentence", ())]
+        self._outside = [re.compile(each) for each in engine.get("outside", ())]
+        self._frame = re.compile(engine["frame"]) if engine.get("frame") else None
+        self._traceback = re.compile(engine["traceback"]) if engine.get("traceback") else None
+        self._advice = [re.compile(each) for each in engine.get("advice", ())]
+        self._advice_item = re.compile(engine["advice_item"]) if engine.get("advice_item") else None
+        self.envelopes = [re.compile(each) for each in engine.get("envelope", ())]
         self._benign = _Needed(engine.get("benign", ()))
         self._quiet = _Needed(engine.get("quiet", ()))
         self._idle = _Needed(engine.get("idle", ()))
@@ -139,19 +170,24 @@ class Rules:
             (STOPPING, "stopping"),
             (PID, "pids"),
             (START, "starts"),
+            (VERSION, "version"),
+            (ENDING, "ending"),
+            (LIST, "advice_list"),
         ):
             for pattern in engine.get(key, ()):
                 self._add(kind, pattern)
-        if engine.get("traceback"):
-            self._add(HEAD, engine["traceback"])
+        for kind, key in ((HEAD, "traceback"), (FRAME, "frame")):
+            if engine.get(key):
+                self._add(kind, engine[key])
         contexts: Set[str] = set()
         for index, entry in enumerate(engine.get("failures", ())):
             signature = _signature(index, entry)
             if entry.get("hint"):
                 self.hints.setdefault(signature.cause, entry["hint"])
-            if signature.after is not None and signature.after not in contexts:
-                contexts.add(signature.after)
-                self._add(CONTEXT, signature.after)
+            for context in (signature.after, signature.above):
+                if context is not None and context not in contexts:
+                    contexts.add(context)
+                    self._add(CONTEXT, context)
             for pattern in entry["patterns"]:
                 self._add(FAILURE, pattern, signature=signature)
         self.hints.update(engine.get("hints") or {})
@@ -170,8 +206,10 @@ class Rules:
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
-        found = []
-        for pattern in self._prefixes:
+        found: List[Prefix] = []
+        for needs, pattern in self._prefixes:
+            if needs is not None and needs.decode("utf-8") not in text:
+                continue
             found += [
                 Prefix(match.start(), match.end(), match.groupdict().get("who") or "")
                 for match in pattern.finditer(text)
@@ -184,14 +222,6 @@ class Rules:
                 kept.append(each)
         return kept
 
-    def unpacked(self, text: str) -> str:
-        """A line without what journald, containers and their orchestrators put in front of it."""
-        start = 0
-        for pattern in self._envelopes:
-            match = pattern.match(text, start)
-            start = match.end() if match is not None else start
-        return text[start:] if start else text
-
     def rank_in(self, text: str) -> Optional[int]:
         for pattern in self._ranks:
             match = pattern.search(text)
@@ -201,6 +231,39 @@ class Rules:
 
     def is_error(self, body: str) -> bool:
         return any(pattern.search(body) for pattern in self._errors)
+
+    def may_end(self, body: str) -> bool:
+        """Whether the line below a traceback's frames is the sentence that ends it, whatever the exception's name."""
+        return any(pattern.search(body) for pattern in self._sentences)
+
+    def is_frame(self, body: str) -> bool:
+        return self._frame is not None and self._frame.match(body.lstrip()) is not None
+
+    def is_outside(self, text: str) -> bool:
+        """Whether a library outside of Python tells of an error in this line."""
+        return any(pattern.search(text) for pattern in self._outside)
+
+    def advice_in(self, text: str) -> List[str]:
+        """What a line advises to do, sentence by sentence."""
+        return [match.group().strip() for pattern in self._advice for match in pattern.finditer(text)]
+
+    def is_advice_item(self, body: str) -> bool:
+        return self._advice_item is not None and self._advice_item.search(body) is not None
+
+    def anchor_in(self, text: str) -> Optional[int]:
+        """Where the engine's own words begin in a line, by what only they can be; None where nothing shows it."""
+        found = [each.start for each in self.prefixes_in(text)[:1]]
+        head = self._traceback.search(text) if self._traceback is not None else None
+        frame = self._frame.search(text) if self._frame is not None else None
+        if head is not None:
+            found.append(head.start())
+        if frame is not None and text[: frame.start()].endswith(FRAME_INDENT):
+            found.append(frame.start() - len(FRAME_INDENT))
+        return min(found) if found else None
+
+    def says(self, text: str) -> bool:
+        """Whether any rule has something to say of it."""
+        return any(each.regex.search(text) is not None for each in self.interests)
 
     def is_benign(self, text: str) -> bool:
         return self._benign.any_in(text)
@@ -225,7 +288,10 @@ class _Needed:
             self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
 
     def any_in(self, text: str) -> bool:
-        return any((needs is None or needs in text) and regex.search(text) for needs, regex in self._patterns)
+        for needs, regex in self._patterns:  # noqa: SIM110 (asked of every line read closely: a generator costs twice)
+            if (needs is None or needs in text) and regex.search(text):
+                return True
+        return False
 
 
 def needed_text(pattern: str) -> Optional[bytes]:
@@ -291,9 +357,14 @@ def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
         survivable=bool(entry.get("survivable")),
         early=bool(entry.get("early")),
         after=entry.get("after"),
+        above=entry.get("above"),
         unless=re.compile(entry["unless"]) if entry.get("unless") else None,
         block=re.compile(entry["block"]) if entry.get("block") else None,
         memory=MemoryRule(entry["memory"]) if entry.get("memory") else None,
+        only=entry.get("only"),
+        silence=int(entry.get("silence") or 0),
+        native=bool(entry.get("native")),
+        advice=str(entry.get("advice") or ""),
     )
 
 

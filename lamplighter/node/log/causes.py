@@ -13,11 +13,12 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.observe import gpus, ports, processes, xids
-from lamplighter.node.observe.logwatch import Diagnosis
 
 KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20
@@ -25,7 +26,16 @@ MOST_NOTES = 6
 
 #: Causes that a GPU fault or a killed process explains better.
 EXPLAINED_BY_XID = frozenset(
-    ("crashed", "worker_died", "stalled", "nccl_error", "collective_timeout", "watchdog_timeout")
+    (
+        "crashed",
+        "worker_died",
+        "stalled",
+        "nccl_error",
+        "collective_timeout",
+        "watchdog_timeout",
+        "hung",
+        "native_crash",
+    )
 )
 EXPLAINED_BY_OOM = frozenset(("crashed", "worker_died", "stalled", "killed", "nccl_error", "collective_timeout"))
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -107,10 +117,11 @@ def _said_by(command: Sequence[str]) -> Optional[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """A diagnosis with what the node adds to it: ``notes`` are facts, one sentence each."""
+    """A diagnosis with what the node adds to it: ``notes`` are facts, one sentence each, ``message`` who died first."""
 
     diagnosis: Diagnosis
     notes: Tuple[str, ...]
+    message: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +147,11 @@ def explain(
     failed: Failed,
     engine: Mapping[str, Any],
     kernel: Optional[Sequence[KernelNote]],
+    message: str = "",
 ) -> Explained:
-    """Add what the node knows. ``kernel``: its notes of the run's time, None if they cannot be read."""
+    """Add what the node knows. ``kernel``: its notes of the run's time, None if they cannot be read; ``message``: what
+    the watch said of the end.
+    """
     notes: List[str] = []
     cause, evidence, hint = found.cause, found.evidence, found.hint
     looks = engine.get("processes") or {}
@@ -163,7 +177,41 @@ def explain(
         evidence = "; ".join([*([evidence] if evidence else []), *held[:1]])
         notes += held
     notes += _about(cause, failed)
-    return Explained(dataclasses.replace(found, cause=cause, evidence=evidence, hint=hint), tuple(notes))
+    said = headline(message, found, failed, engine, [note.pid for note in killed if note.pid is not None])
+    return Explained(dataclasses.replace(found, cause=cause, evidence=evidence, hint=hint), tuple(notes), said)
+
+
+#: How a log words the status of a child that died: as Python tells it, negative for a signal.
+_STATUS = re.compile(r"exit ?code:? ?(?P<code>-?\d+)|'[\w-]+': (?P<core>-\d+)")
+
+
+def headline(message: str, found: Diagnosis, failed: Failed, engine: Mapping[str, Any], killed: Sequence[int]) -> str:
+    """Who died first, and of what, in place of ``message`` where that only tells how the main process ended.
+
+    ``killed``: pids of the server that the kernel's OOM killer chose. An engine that kills its own tree leaves SIGKILL
+    as the status of its main process: what made it do so is the news.
+    """
+    if killed:
+        return f"pid {killed[0]} of the server was killed by the kernel for want of memory, in phase {found.phase}"
+    kills_itself = bool((engine.get("processes") or {}).get("kills_itself"))
+    status = _STATUS.search(found.evidence)
+    if failed.signal is None or not (status or (kills_itself and failed.signal == signal.SIGKILL and found.evidence)):
+        return message
+    who = f"rank {found.rank}" if found.rank is not None else "one of its processes"
+    end = "; the server then ended its own processes" if kills_itself else ""
+    return f"{who} {_how_it_died(found, status)} first, in phase {found.phase}{end}"
+
+
+def _how_it_died(found: Diagnosis, status: Optional[re.Match[str]]) -> str:
+    if status is None:
+        return f"failed ({found.cause})" if found.cause not in (None, "crashed") else "failed"
+    code = int(status["code"] or status["core"])
+    if code >= 0:
+        return f"ended with exit status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def _about_nine(cause: Optional[str], failed: Failed, is_oom: bool, is_readable: bool, kills_itself: bool) -> List[str]:

@@ -1,0 +1,210 @@
+"""Kinds of trouble in reading logs, each in several engines and versions: how a process says that, and why, it ended.
+
+The letters are the kinds: A benign wording that ends a traceback, B lines of an end, C crashes outside of Python,
+D networks, E unknown envelopes, F no kernel for this GPU, G the right line with the right advice, H starts told by the
+banner, I excerpts, J nodes of rank 1 and more, K and L servers that had been ready, M source lines, N advice.
+"""
+
+# ruff: noqa: E501 (a line of a log stays one line)
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lamplighter.node.log.whole import diagnose_log
+from lamplighter.release.engine import load_engines
+
+PROJECT = Path(__file__).resolve().parents[2]
+ENGINES = {name: engine.compiled for name, engine in load_engines(PROJECT / "roles").items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    kind: str
+    engine: str
+    log: str
+    cause: str | None
+    evidence: str = ""
+    outcome: str = "failed"
+    phase: str = "weights"
+    rank: int | None = None
+    hint: str = ""
+    version: str = ""
+
+
+# -- how the engines begin and end
+
+
+def sg(*said: str, ready: bool = False, rank: int = 0) -> str:
+    """SGLang, up to the weights or ready."""
+    lines = ["[2026-04-02 03:00:00] server_args=ServerArgs(model_path='/m', tp_size=4)"]
+    lines += [f"[2026-04-02 03:00:10 TP{each}] Init torch distributed begin." for each in (0, rank)]
+    lines += [f"[2026-04-02 03:00:12 TP{each}] Load weight begin. avail mem=78.42 GB" for each in (0, rank)]
+    if ready:
+        lines += ["[2026-04-02 03:01:00] The server is fired up and ready to roll!"]
+    return "\n".join([*lines, *said]) + "\n"
+
+
+def sg_trace(sentence: str, rank: int = 0, source: str = "scheduler = Scheduler(") -> str:
+    return (
+        f"[2026-04-02 03:02:00 TP{rank}] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "/v/sglang/srt/managers/scheduler.py", line 9, in run_scheduler_process\n    {source}\n{sentence}\n\n'
+        "[2026-04-02 03:02:00] Received sigquit from a child process. It usually means the child failed."
+    )
+
+
+LOGO = "(APIServer pid=7) INFO 11-20 06:00:12 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {}"
+
+
+def vl(*said: str, ready: bool = False, version: str = "0.24.1") -> str:
+    lines = [
+        LOGO.format(version),
+        "(Worker_TP1 pid=9) INFO 11-20 06:00:30 [gpu_model_runner.py:1] Starting to load model /m...",
+    ]
+    if ready:
+        lines += [
+            "(APIServer pid=7) INFO 11-20 06:01:00 [entry.py:1] Starting vLLM server on http://0.0.0.0:8000",
+            "(APIServer pid=7) INFO:     Application startup complete.",
+        ]
+    return "\n".join([*lines, *said]) + "\n"
+
+
+def vl_trace(sentence: str, source: str = "worker = WorkerProc(*args, **kwargs)") -> str:
+    stamp = "(Worker_TP1 pid=9) ERROR 11-20 06:00:41 [multiproc_executor.py:9]"
+    lines = [
+        "WorkerProc failed to start.",
+        "Traceback (most recent call last):",
+        '  File "/v/vllm/v1/worker/gpu_worker.py", line 3, in load',
+        f"    {source}",
+        *sentence.split("\n"),
+    ]
+    outer = "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    return "\n".join([*(f"{stamp} {line}" for line in lines), outer])
+
+
+def tr(*said: str) -> str:
+    return "\n".join(["[transformers] Loading /m@main", *said]) + "\n"
+
+
+def tr_trace(sentence: str, source: str = "return cls.load(x)") -> str:
+    return f'Traceback (most recent call last):\n  File "/v/transformers/cli/serve.py", line 9, in __init__\n    {source}\n{sentence}'
+
+
+def py(sentence: str, program: str = "/v/x.py") -> str:
+    return f'Traceback (most recent call last):\n  File "{program}", line 3, in main\n    go()\n{sentence}'
+
+
+LEAKS = "/usr/lib/python3.12/multiprocessing/resource_tracker.py:279: UserWarning: resource_tracker: There appear to be 3 leaked semaphore objects to clean up at shutdown\n  warnings.warn('resource_tracker: There appear to be %d '"
+NO_DESTROY = "[rank0]:[W402 03:02:01.118204551 ProcessGroupNCCL.cpp:1553] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources."
+OOR = "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+QUIT = "[2026-04-02 03:02:00] Received sigquit from a child process. It usually means the child failed."
+ZEBRA = "RuntimeError: zebra stripes are missing"
+DIED = "RuntimeError: Rank 3 scheduler died during initialization (exit code: {})."
+PYSPY = "[2026-04-02 03:09:05] Pyspy failed (py-spy dump --pid 12). Error: {}\n"
+DEAD_CORE = "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{'EngineCore_DP0': {}}}"
+
+
+def behind(prefix: str, log: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in log.splitlines())
+
+
+ROWS = [
+    # A
+    Row("A", "sglang", sg(sg_trace(f"triton.runtime.errors.OutOfResources: {OOR}", 2), rank=2), "gpu_arch", "OutOfResources", rank=2),
+    Row("A", "vllm", vl(vl_trace(f"triton.runtime.errors.OutOfResources: {OOR}")), "gpu_arch", "Required: 147456", rank=1),
+    Row("A", "transformers", tr(tr_trace(f"triton.runtime.errors.OutOfResources: {OOR}")), "gpu_arch", "Required: 147456"),
+    Row("A", "sglang", sg(f"[rank0]:E0402 03:01:00.774000 7 torch/_inductor/select_algorithm.py:5068] [0/0] {OOR}", ZEBRA.replace("RuntimeError", "[2026-04-02 03:01:00] note")), None, outcome="running"),
+    # B
+    Row("B", "sglang", sg(py("TypeError: zebra"), LEAKS), None, "TypeError: zebra"),
+    Row("B", "vllm", vl("(APIServer pid=7) " + py("ValueError: zebra").replace("\n", "\n(APIServer pid=7) "), NO_DESTROY, LEAKS), None, "ValueError: zebra"),
+    Row("B", "transformers", tr(tr_trace("KeyError: 'zebra'"), "nanobind: leaked 2 instances!", ' - leaked instance 0x7f of type "x"', LEAKS), None, "KeyError: 'zebra'"),
+    Row("B", "transformers", tr("INFO:     Started server process [5]", "INFO:     Waiting for application startup.", py("ValueError: zebra"), "ERROR:    Application startup failed. Exiting."), None, "ValueError: zebra", phase="http"),
+    Row("B", "sglang", sg(py("KeyboardInterrupt"), NO_DESTROY), "interrupted", "KeyboardInterrupt"),
+    Row("B", "vllm", vl("slurmstepd: error: *** STEP 77.0 ON gpu9 CANCELLED AT 2026-04-02T04:00:00 DUE TO TIME LIMIT ***"), "interrupted", "TIME LIMIT"),
+    Row("B", "sglang", sg("[2026-04-02 03:02:09] SIGTERM received. signum=None frame=None. Draining requests and shutting down..."), "interrupted", "SIGTERM received"),
+    Row("B", "vllm", vl("(Worker_TP1 pid=9) INFO 11-20 06:00:41 [multiproc_executor.py:843] Parent process exited, terminating worker queues"), None, "Parent process exited"),
+    # C
+    Row("C", "sglang", sg("terminate called after throwing an instance of 'c10::Error'", "  what():  zebra handle is bad", DIED.format(-6)), "native_crash", "zebra handle is bad"),
+    Row("C", "vllm", vl("corrupted size vs. prev_size", "Fatal Python error: Aborted", DEAD_CORE.format(-6)), "native_crash", "corrupted size vs. prev_size"),
+    Row("C", "vllm", vl("!!!!!!! Segfault encountered !!!!!!!", DEAD_CORE.format(-11)), "native_crash", "Segfault encountered"),
+    Row("C", "sglang", sg("python3: /build/llvm/lib/IR.cpp:88: void f(): Assertion `x->isZebra()' failed.", "Fatal Python error: Aborted", QUIT), "native_crash", "isZebra"),
+    Row("C", "sglang", sg("zebra library: cannot map its buffer", "Fatal Python error: Segmentation fault", QUIT), "native_crash", "zebra library: cannot map its buffer"),
+    Row("C", "transformers", tr("[gpu9:17   :0:17] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)"), "native_crash", "Caught signal 11"),
+    Row("C", "vllm", vl("/src/nvshmem/src/host/init/init.cu:1131: non-zero status: 7 nvshmem register static heaps failed", DEAD_CORE.format(255)), "nccl_error", "register static heaps failed"),
+    # D
+    Row("D", "vllm", vl("gpu9:7:7 [1] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)", vl_trace("RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)")), "rendezvous_timeout", "10.0.0.4<56849>", hint="NCCL_SOCKET_IFNAME"),
+    Row("D", "sglang", sg("[Gloo] Rank 8 is NOT connected to: 0", sg_trace("RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error")), "rendezvous_timeout", "Rank 8 is NOT connected", hint="GLOO_SOCKET_IFNAME"),
+    Row("D", "sglang", sg(sg_trace("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:780] connect [127.0.1.1]:9911: Connection refused")), "rendezvous_timeout", "[127.0.1.1]:9911", hint="GLOO_SOCKET_IFNAME"),
+    Row("D", "vllm", vl("[1784273406.684686] [gpu9:994396:0]      ib_mlx5_dv.c:452  UCX  ERROR   mlx5dv_devx_obj_create(CQ) failed on mlx5_1, syndrome 0x2a: Remote I/O error", vl_trace("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND")), "nccl_error", "failed on mlx5_1"),
+    Row("D", "sglang", sg("E0914 06:30:12.480146 20331 rdma_context.cpp:211] Failed to open device mlx5_2 on port 1 with GID 3", sg_trace("RuntimeError: Mooncake Transfer Engine initialization failed.")), "nccl_error", "mlx5_2"),
+    Row("D", "vllm", vl("gpu9:7:7 [1] transport/net_ib.cc:99 NCCL WARN NET/IB: Got completion from peer 10.0.0.4<4791> with status=12 opcode=0 len=0 vendor err 129", vl_trace("RuntimeError: NCCL error: remote process exited or there was a network error")), "nccl_error", "10.0.0.4<4791>"),
+    # E
+    Row("E", "vllm", behind("2026-04-02 03:00:00,117 DEBG 'llm' stderr output: ", vl(vl_trace(ZEBRA))), None, ZEBRA, rank=1),
+    Row("E", "sglang", behind("worker-1 stderr >> ", sg(sg_trace(ZEBRA, 1), rank=1)), None, ZEBRA, rank=1),
+    Row("E", "transformers", behind("(Replica:tiny pid=41, ip=10.0.0.7) ", tr(tr_trace(ZEBRA))), None, ZEBRA),
+    Row("E", "transformers", behind("      ", tr(tr_trace(ZEBRA))), None, ZEBRA),
+    Row("E", "sglang", "".join(f"server.log:{n}:{line}\n" for n, line in enumerate(sg(sg_trace(ZEBRA, 1), rank=1).splitlines(), 3)), None, ZEBRA, rank=1),
+    # F
+    Row("F", "vllm", vl(vl_trace("RuntimeError: No compiled cutlass_scaled_mm for CUDA device capability: 120")), "gpu_arch", "capability: 120"),
+    Row("F", "vllm", vl(vl_trace("ValueError: Selected backend AttentionBackendEnum.FLASHMLA is not valid for this configuration. Reason: ['compute capability not supported']")), "gpu_arch", "FLASHMLA"),
+    Row("F", "sglang", sg(sg_trace("RuntimeError: CUDA error: device kernel image is invalid")), "gpu_arch", "device kernel image is invalid"),
+    Row("F", "sglang", sg(sg_trace("AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use `--attention-backend flashinfer`.")), "gpu_arch", "requires SM>=80", hint="--attention-backend flashinfer"),
+    Row("F", "sglang", sg(sg_trace("NotImplementedError: deep_gemm is only supported on Hopper GPUs")), "gpu_arch", "only supported on Hopper"),
+    Row("F", "vllm", vl(vl_trace("RuntimeError: Unsupported compute capability: 12.1")), "gpu_arch", "12.1"),
+    Row("F", "transformers", tr(tr_trace("torch.AcceleratorError: HIP error: invalid device function")), "gpu_arch", "invalid device function"),
+    # G
+    Row("G", "vllm", vl(vl_trace("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination")), "driver_mismatch", "803", hint="LD_LIBRARY_PATH"),
+    Row("G", "transformers", tr(tr_trace("RuntimeError: CUDA error: system has unsupported display driver / cuda driver combination")), "driver_mismatch", "unsupported display driver", hint="cuda-compat"),
+    Row("G", "sglang", sg("[2026-04-02 03:00:09] ZebraForCausalLM has no SGLang implementation, falling back to Transformers implementation.", sg_trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")), "gpu_oom", "2.00 GiB", hint="servers.NAME.python"),
+    # H
+    Row("H", "vllm", vl(vl_trace(ZEBRA), version="0.24.1") + vl(version="0.25.0"), None, outcome="running", version="0.25.0"),
+    Row("H", "vllm", vl(ready=True, version="0.24.1") + vl(vl_trace(ZEBRA), version="0.31.0"), None, ZEBRA, version="0.31.0"),
+    Row("H", "vllm", vl(vl_trace(ZEBRA)).replace(LOGO.format("0.24.1"), "(APIServer pid=7) INFO 10-11 01:10:02 [api_utils.py:347] vLLM server version 0.26.0, serving model /m") * 2, None, ZEBRA, version="0.26.0"),
+    # I
+    Row("I", "vllm", "\n".join(vl_trace(ZEBRA).splitlines()[2:]), None, ZEBRA, phase="boot", rank=1),
+    Row("I", "sglang", "\n".join(sg_trace(ZEBRA).splitlines()[1:]), None, ZEBRA, phase="boot"),
+    Row("I", "vllm", '(APIServer pid=7) INFO:     10.0.0.4:4 - "POST /v1/completions HTTP/1.1" 200 OK\n(APIServer pid=7) INFO:     Shutting down\n(APIServer pid=7) INFO:     Finished server process [7]\n' + LEAKS, None, outcome="ready", phase="ready"),
+    Row("I", "sglang", QUIT + "\nKilled\n", None, "sigquit", phase="boot", hint="give the whole log"),
+    Row("I", "vllm", DEAD_CORE.format(1), None, "Engine core initialization failed", phase="boot", hint="give the whole log"),
+    # J
+    Row("J", "sglang", sg("[2026-04-02 03:03:00] Dummy health check server started in background thread at 0.0.0.0:30000"), None, outcome="ready", phase="ready"),
+    Row("J", "sglang", sg("[2026-04-02 03:03:00] Dummy health check server scheduled on existing loop at 0.0.0.0:30000", sg_trace("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.9.9.9]:27155", 9), rank=9), "nccl_error", "[10.9.9.9]:27155", phase="ready", rank=9, hint="look at its log"),
+    Row("J", "vllm", vl(vl_trace("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.9.9.9]:5757: Connection reset by peer [10.9.9.9]:5757")), "nccl_error", "[10.9.9.9]:5757"),
+    # K, L
+    Row("K", "sglang", sg("[2026-04-02 03:09:00] Subprocess scheduler_3 (pid=12) crashed with exit code -9. Triggering SIGQUIT for cleanup...", PYSPY.format("sh: 1: py-spy: not found"), ready=True), "worker_died", "scheduler_3", phase="ready", rank=3),
+    Row("K", "vllm", vl("(EngineCore pid=8) ERROR 11-20 07:00:41 [multiproc_executor.py:231] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "/bin/sh: line 1: py-spy: command not found", ready=True), "worker_died", "VllmWorker-1", phase="ready", rank=1),
+    Row("K", "vllm", vl("(EngineCore pid=8) ERROR 11-20 07:00:41 [multiproc_executor.py:231] Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.", ready=True), "worker_died", "exit code: -9", phase="ready", rank=1),
+    Row("L", "sglang", sg(*["[2026-04-02 03:09:00] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."] * 4, ready=True), "hung", "Health check failed", phase="ready"),
+    Row("L", "sglang", sg("[2026-04-02 03:09:00] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.", ready=True), None, outcome="ready", phase="ready"),
+    Row("L", "vllm", vl("(EngineCore pid=8) ERROR 11-20 07:00:41 [core.py:1] EngineCore encountered a fatal error.", "(EngineCore pid=8) ERROR 11-20 07:00:41 [core.py:1] TimeoutError: RPC call to sample_tokens timed out.", "/bin/sh: 1: py-spy: not found", ready=True), "hung", "RPC call to sample_tokens timed out", phase="ready"),
+    # M
+    Row("M", "vllm", vl(vl_trace("huggingface_hub.errors.LocalEntryNotFoundError: zebra is not cached", "raise LocalEntryNotFoundError(")), "hub_offline", "zebra is not cached"),
+    Row("M", "transformers", tr(tr_trace("huggingface_hub.errors.GatedRepoError: 403 Client Error. zebra", "raise _format(GatedRepoError, message) from e")), "gated_model", "403 Client Error"),
+    Row("M", "sglang", sg(sg_trace("ValueError: zebra", source='raise OSError("CUDA out of memory. Tried to allocate")')), None, "ValueError: zebra"),
+    Row("M", "sglang", sg(sg_trace("AssertionError", source="assert self.total_num_heads % tp_size == 0")), "tp_divisibility", "total_num_heads % tp_size == 0 … AssertionError"),
+    # N
+    Row("N", "vllm", vl(vl_trace("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.")), "kv_cache_too_small", "cache blocks", hint="Try increasing `gpu_memory_utilization`"),
+    Row("N", "sglang", sg(sg_trace("Exception: Capture cuda graph failed: zebra\nPossible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n2. set --cuda-graph-max-bs to a smaller value (e.g., 16)")), "graph_capture_failed", "zebra", hint="2. set --cuda-graph-max-bs"),
+    Row("N", "sglang", sg(sg_trace("RuntimeError: zebra pool is short. Please increase --zebra-fraction to 0.91 or more.")), None, "zebra pool", hint="Please increase --zebra-fraction to 0.91"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.kind}{number}-{row.engine}" for number, row in enumerate(ROWS)])
+def test_each_kind_in_other_engines_and_versions(row: Row) -> None:
+    for told in (row.engine, None):
+        found = diagnose_log(row.log.encode(), ENGINES, told)
+        assert (found.outcome, found.phase, found.cause) == (row.outcome, row.phase, row.cause), found
+        assert row.evidence in found.evidence
+        assert row.rank is None or found.rank == row.rank, found
+        assert row.hint in found.hint_for("NAME")
+        assert not row.version or found.version == row.version
+        if row.outcome == "failed" and row.evidence:
+            assert found.rule is not None or found.cause is None
+
+
+def test_no_kind_has_fewer_than_three() -> None:
+    assert min(collections.Counter(row.kind for row in ROWS).values()) >= 3
