@@ -10,7 +10,7 @@ from lamplighter.inventory.schema import (
     Timeouts,
     resolve_secrets,
 )
-from lamplighter.inventory.sources import Origin, SecretRef
+from lamplighter.inventory.values import Origin, SecretRef
 
 __all__ = [
     "ConnectionSpec",

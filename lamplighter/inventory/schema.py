@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from lamplighter.errors import InventoryError
-from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_mean, plain
+from lamplighter.inventory.values import Problems, SecretRef, Value, did_you_mean, plain
 
 #: What a check may be; numbers and lists beside them are thresholds.
 LEVELS = ("blocker", "warning", "off")

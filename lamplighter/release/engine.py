@@ -27,7 +27,8 @@ from pydantic import (
 )
 
 from lamplighter.errors import InventoryError
-from lamplighter.inventory.sources import Origin, Problems, Value, did_you_mean, plain, read_mapping, shown_path
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Origin, Problems, Value, did_you_mean, plain, shown_path
 from lamplighter.node.events import PHASES
 
 if TYPE_CHECKING:

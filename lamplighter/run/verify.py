@@ -16,7 +16,8 @@ from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
-from lamplighter.inventory.sources import Problems, plain, read_mapping
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home

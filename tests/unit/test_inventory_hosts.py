@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from lamplighter.errors import InventoryError, UsageError
 from lamplighter.inventory import Inventory, Origin, load_inventory
-from lamplighter.inventory.inventory import expand_range, split_pattern
+from lamplighter.inventory.groups import expand_range
+from lamplighter.inventory.patterns import split_pattern
 
 Files = Mapping[str, str]
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import ConnectionSpec, EnvValue, Host, Server, load_inventory, resolve_secrets
 from lamplighter.inventory.schema import HostVariables
-from lamplighter.inventory.sources import Problems, plain, read_mapping
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, plain
 
 PROJECT = Path(__file__).parents[2]
 FILE = "inventory/host_vars/h.yml"

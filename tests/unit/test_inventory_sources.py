@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import Origin, SecretRef
-from lamplighter.inventory.sources import Problems, Value, merge, merge_all, plain, read_mapping, strip, walk
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, Value, merge, merge_all, plain, strip, walk
 
 
 @pytest.fixture(autouse=True)

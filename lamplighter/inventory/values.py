@@ -1,0 +1,209 @@
+"""Values that remember the file and line they stand on, how they merge, and the problems found in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from lamplighter.errors import InventoryError
+from lamplighter.paths import at_home
+
+
+@dataclass(frozen=True, order=True)
+class Origin:
+    """Where a value is written; ``str()`` is ``file:line``, or the file alone when no line applies."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class SecretRef:
+    """Names a secret without holding it: ``env:NAME`` of the control machine or ``file:PATH`` on it.
+
+    A relative path counts from the directory of the YAML file. Only ``resolve`` ever sees the value.
+    """
+
+    source: str
+    name: str
+    origin: Origin = field(default=Origin("inventory"), compare=False)
+    directory: Path = field(default=Path(), compare=False)
+
+    def __str__(self) -> str:
+        return f"!secret {self.source}:{self.name}"
+
+    __repr__ = __str__
+
+    def resolve(self) -> str:
+        """The secret itself. Raises InventoryError (which never quotes it) when it is absent, empty or not text."""
+        value = self._from_environment() if self.source == "env" else self._from_file()
+        if not value:
+            raise InventoryError(f"{self} is empty", origin=self.origin, next_step=self._advice())
+        if "\0" in value:
+            raise InventoryError(f"{self} holds a NUL byte, which no environment can carry", origin=self.origin)
+        return value
+
+    def _from_environment(self) -> str:
+        if self.name not in os.environ:
+            raise InventoryError(
+                f"{self}: the environment variable is not set", origin=self.origin, next_step=self._advice()
+            )
+        value = os.environ[self.name]
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:  # `from None` below and here: the cause would carry the value into a traceback
+            raise InventoryError(f"{self} is not UTF-8 text", origin=self.origin) from None
+        return value
+
+    def _from_file(self) -> str:
+        path = self.directory / at_home(self.name)
+        try:
+            value = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            raise InventoryError(f"{self} is not UTF-8 text", origin=self.origin) from None
+        except OSError as error:
+            raise InventoryError(
+                f"{self}: {path} cannot be read: {error.strerror}", origin=self.origin, next_step=self._advice()
+            ) from None
+        # Editors and `echo` end a file with a newline that is no part of the secret.
+        return value.removesuffix("\n").removesuffix("\r")
+
+    def _advice(self) -> str:
+        if self.source == "env":
+            return f"export {self.name} on this machine before the run"
+        return "put the secret into that file on this machine, readable by you alone"
+
+
+Scalar = str | int | float | bool | SecretRef | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a YAML file: a scalar, a tuple of values or a mapping of values, and where it stands.
+
+    ``text`` is a scalar as written. ``cut`` marks a mapping that replaced something other than a mapping, and so
+    must not be merged with what lies further below; it is what makes ``merge`` associative.
+    """
+
+    data: Scalar | tuple[Value, ...] | Mapping[str, Value]
+    origin: Origin
+    text: str = ""
+    cut: bool = False
+
+    @property
+    def entries(self) -> Mapping[str, Value] | None:
+        """The entries of a mapping; None for anything else."""
+        return self.data if isinstance(self.data, Mapping) else None
+
+    def describe(self) -> str:
+        """What this is, in the reader's words: ``the text '08000'``, ``true (written on)``, ``a list``."""
+        if self.data is None:
+            return "nothing"
+        if isinstance(self.data, SecretRef):
+            return "a secret (which may stand only under `secrets`)"
+        if isinstance(self.data, Mapping):
+            return "a mapping"
+        if isinstance(self.data, tuple):
+            return "a list"
+        if isinstance(self.data, str):
+            return f"the text {_short(self.data)!r}"
+        shown = {True: "true", False: "false"}[self.data] if isinstance(self.data, bool) else f"the number {self.data}"
+        return shown if str(self.data) == self.text or shown == self.text else f"{shown} (written {self.text})"
+
+
+#: What says nothing.
+EMPTY = Value({}, Origin("inventory"))
+
+
+class Problems:
+    """What is wrong with one load, each with its ``file:line``; raised together as one InventoryError."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Origin | None, str], None] = {}
+
+    def add(self, origin: Origin | None, message: str) -> None:
+        """Note one problem; the same one noted twice (a group value seen from many hosts) counts once."""
+        self._found[origin, message] = None
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def raise_if_any(self, next_step: str = "") -> None:
+        """Raise InventoryError whose text has one ``file:line: message`` a line."""
+        if not self._found:
+            return
+        (origin, first), *others = self._found
+        lines = [first, *(f"{where}: {message}" if where else message for where, message in others)]
+        raise InventoryError("\n".join(lines), origin=origin, next_step=next_step)
+
+
+def shown_path(path: Path) -> str:
+    """The path as a person would type it from here: relative below the current directory, else as it is."""
+    absolute = Path(os.path.normpath(Path.cwd() / path))
+    try:
+        return str(absolute.relative_to(Path.cwd()))
+    except ValueError:
+        return str(absolute)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`` (did you mean x?)``, or nothing when no known name is close: 1 is alike, ``cutoff`` is close enough."""
+    close = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def merge(low: Value, high: Value) -> Value:
+    """``high`` over ``low``: mappings entry by entry, all else replaced; a null stays until ``strip`` drops it."""
+    above, below = high.entries, low.entries
+    if above is None or high.cut:
+        return high
+    if below is None:
+        return replace(high, cut=True)
+    entries = dict(below)
+    for key, value in above.items():
+        entries[key] = merge(entries[key], value) if key in entries else value
+    return Value(entries, high.origin, cut=low.cut)
+
+
+def merge_all(layers: Iterable[Value]) -> Value:
+    """All layers, lowest first, as one mapping."""
+    result = Value({}, Origin("inventory"))
+    for layer in layers:
+        result = merge(result, layer)
+    return result
+
+
+def strip(value: Value) -> Value:
+    """The value without the entries whose final word is null: to say null is to drop what lies below."""
+    entries = value.entries
+    if entries is None:
+        return value
+    return replace(value, data={key: strip(each) for key, each in entries.items() if each.data is not None})
+
+
+def walk(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
+    """Every entry of a mapping, however deep, with its dotted path; lists count as one value."""
+    for key, each in (value.entries or {}).items():
+        dotted = f"{path}.{key}" if path else key
+        yield dotted, each
+        yield from walk(each, dotted)
+
+
+def plain(value: Value) -> object:
+    """The value as Python objects without origins; lists become tuples."""
+    data = value.data
+    if isinstance(data, Mapping):
+        return {key: plain(each) for key, each in data.items()}
+    if isinstance(data, tuple):
+        return tuple(plain(each) for each in data)
+    return data
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
