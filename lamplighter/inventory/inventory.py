@@ -6,14 +6,13 @@ the ``file:line`` of every mistake that one load found, or UsageError for a patt
 Precedence, lowest first: roles/node/defaults.yml (its ``server`` lies below every server), roles/<engine>/defaults.yml
 below each server of that engine, ``vars`` of groups in hosts.yml, group_vars/all, other group_vars, the host's own
 lines in hosts.yml, host_vars. Among groups: the outer ones first, then ansible_group_priority, then the alphabet.
-Mappings merge key by key, lists are replaced, null drops what lies below. Values are not templates.
+``servers`` merges key by key, lists are replaced, null drops what lies below; every other variable is replaced whole.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,16 @@ from typing import Any
 from lamplighter.errors import InventoryError, UsageError
 from lamplighter.inventory.groups import Tree
 from lamplighter.inventory.patterns import Patterns
-from lamplighter.inventory.schema import ConnectionSpec, Server, check_host, check_server, check_thresholds
+from lamplighter.inventory.schema import (
+    CONNECTION,
+    OURS,
+    ConnectionSpec,
+    Server,
+    check_host,
+    check_server,
+    check_thresholds,
+)
+from lamplighter.inventory.scopes import Fleet, Scopes
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import (
     EMPTY,
@@ -30,14 +38,12 @@ from lamplighter.inventory.values import (
     Value,
     did_you_mean,
     merge,
-    merge_all,
     shown_path,
     strip,
     walk,
 )
 from lamplighter.inventory.variables import canonical, read_variables
-
-_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+from lamplighter.inventory.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ class Host:
     lab: str | None
     servers: Mapping[str, Server]
     origins: Mapping[str, Origin]
-    templates: tuple[str, ...] = ()
-    """Paths of the values that look like Jinja templates, which nothing here fills in."""
+    sealed: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the values that came out of a vault, with the reference that is shown in their place."""
 
     def origin(self, path: str) -> Origin | None:
         """Where this is written, or else the closest thing around it."""
@@ -68,36 +74,33 @@ class Host:
         return {
             "host": self.name,
             "groups": list(self.groups),
-            "connection": asdict(self.connection),
-            "root": self.root,
+            "connection": {
+                name: self.sealed.get(CONNECTION[name], value) for name, value in asdict(self.connection).items()
+            },
+            "root": self.sealed.get("root", self.root),
             "lab": self.lab,
             "servers": {name: server.to_json() for name, server in self.servers.items()},
-            "origins": {path: str(origin) for path, origin in self.origins.items()},
-            "lint": [
-                {
-                    "id": "template",
-                    "level": "warning",
-                    "variable": path,
-                    "message": "values are not templates: this text is taken as it is",
-                    "origin": str(self.origins[path]),
-                }
-                for path in self.templates
-            ],
+            "origins": {path: str(origin) for path, origin in self._all_origins().items()},
+            "lint": [],
         }
 
+    def _all_origins(self) -> dict[str, Origin]:
+        rows = {f"connection.{name}": self.origins.get(variable) for name, variable in CONNECTION.items()}
+        return {**self.origins, **{path: origin for path, origin in rows.items() if origin is not None}}
 
-def load_inventory(path: Path, roles: Path) -> Inventory:
+
+def load_inventory(path: Path, roles: Path, vault: Vault | None = None) -> Inventory:
     """The inventory at ``path`` (a directory with hosts.yml, or one file) over the defaults in ``roles``.
 
     Raises InventoryError that lists every mistake in the files themselves; values are checked by ``Inventory.host``.
     """
     try:
-        return _load(path, roles)
+        return _load(path, roles, vault or Vault())
     except OSError as error:
         raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or shown_path(path)) from error
 
 
-def _load(path: Path, roles: Path) -> Inventory:
+def _load(path: Path, roles: Path, vault: Vault) -> Inventory:
     hosts_file = _find_hosts_file(path)
     problems = Problems()
     tree = Tree(problems)
@@ -111,7 +114,7 @@ def _load(path: Path, roles: Path) -> Inventory:
         for file in sorted(roles.glob("*/defaults.yml"))
     }
     problems.raise_if_any()
-    return Inventory(tree, group_files, host_files, roles, defaults)
+    return Inventory(tree, group_files, host_files, roles, defaults, path, vault)
 
 
 class Inventory:
@@ -124,6 +127,8 @@ class Inventory:
         host_files: Mapping[str, Value],
         roles: Path,
         defaults: Mapping[str, Value],
+        path: Path,
+        vault: Vault,
     ) -> None:
         self._tree = tree
         self._group_files = group_files
@@ -135,6 +140,8 @@ class Inventory:
         """All hosts, in the order of hosts.yml."""
         self.groups: Mapping[str, tuple[str, ...]] = MappingProxyType(tree.members())
         """The hosts of every group, ``all`` and ``ungrouped`` included, in the order of hosts.yml."""
+        fleet = Fleet(self.hosts, self.groups, tree.groups_of)
+        self._scopes = Scopes(fleet, self._layers, path, vault)
 
     def select(self, patterns: Sequence[str]) -> list[str]:
         """The hosts that patterns name, as Ansible reads them.
@@ -159,7 +166,11 @@ class Inventory:
     def _resolve(self, name: str, problems: Problems) -> Host | None:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
-        merged = self._under_servers(merge_all(self._layers(name)))
+        before = len(problems)
+        filled = self._scopes.filled(name, OURS, problems)
+        if len(problems) > before:  # what could not be filled in would only be told twice
+            return None
+        merged = self._under_servers(filled)
         self._check_thresholds(merged, problems)
         variables = strip(merged)
         checked = check_host(name, variables, problems)
@@ -168,12 +179,11 @@ class Inventory:
             return None
         connection, root, lab = checked
         origins = {path: value.origin for path, value in walk(variables)}
-        leaves = [(path, value) for path, value in walk(variables) if value.entries is None]
-        templates = tuple(path for path, value in leaves if _TEMPLATE.search(str(value.data)))
+        sealed = {path: value.sealed for path, value in walk(variables) if value.sealed}
         groups = self._tree.groups_of(name)
-        return Host(name, groups, connection, root, lab, servers, MappingProxyType(origins), templates)
+        return Host(name, groups, connection, root, lab, servers, MappingProxyType(origins), MappingProxyType(sealed))
 
-    def _layers(self, name: str) -> Iterator[Value]:
+    def _layers(self, name: str, problems: Problems) -> Iterator[Value]:
         groups = self._tree.groups_of(name)
         node = self._defaults.get("node", EMPTY)
         yield replace(node, data={key: each for key, each in (node.entries or {}).items() if key != "server"})

@@ -25,7 +25,16 @@ from jinja2.runtime import Context, missing
 from jinja2.sandbox import SandboxedEnvironment
 
 from lamplighter.inventory import filters
-from lamplighter.inventory.values import FilledSecret, Origin, Problems, Sealed, SecretMissing, SecretRef, Value
+from lamplighter.inventory.values import (
+    OMIT,
+    FilledSecret,
+    Origin,
+    Problems,
+    Sealed,
+    SecretMissing,
+    SecretRef,
+    Value,
+)
 from lamplighter.paths import at_home
 
 _MARKS = ("{{", "{%", "{#")
@@ -48,16 +57,6 @@ class TemplateFault(Exception):
     def __init__(self, message: str, *, is_undefined: bool = False) -> None:
         super().__init__(message)
         self.is_undefined = is_undefined
-
-
-class Omitted:
-    """What ``omit`` stands for: the setting is as if it were not written."""
-
-    def __repr__(self) -> str:
-        return "omit"
-
-
-OMIT = Omitted()
 
 
 class _NotSet(str):

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 from cryptography.hazmat.primitives.padding import PKCS7
 
 from lamplighter.errors import UsageError
-from lamplighter.inventory.values import Origin, Sealed, SecretMissing
+from lamplighter.inventory.sources.yaml_file import VAULT, read_text
+from lamplighter.inventory.values import Problems, Sealed, SecretMissing, Value, marked
 from lamplighter.paths import at_home
 
-HEADER = "$ANSIBLE_VAULT;"
 #: Seconds for a script that prints a password: it may ask a password manager over a network.
 SCRIPT_SECONDS = 60.0
 _CLIENT = re.compile(r".+-client(\.\w+)?")
@@ -96,6 +96,8 @@ class Vault:
 
     def open(self, sealed: Sealed) -> str:
         """The text. Raises SecretMissing where no password is given or none fits, or the text is damaged."""
+        if sealed.path is not None:
+            return _opened_by_sops(sealed, sealed.path)
         label, parts = _envelope(sealed)
         if not self.sources:
             raise SecretMissing(f"{sealed} cannot be opened: no vault password is given", sealed.origin, _HINT)
@@ -118,16 +120,30 @@ class Vault:
         yield from sorted(self.sources, key=lambda source: source.label != label)
 
 
-def is_sealed(text: str) -> bool:
-    """Whether this is the text of a vault."""
-    return text.lstrip().startswith(HEADER)
+def opened(value: Value, vault: Vault, problems: Problems) -> Value:
+    """What a whole file holds that was read sealed, each value marked as a secret; any other value as it is."""
+    sealed = value.data
+    if not isinstance(sealed, Sealed):
+        return value
+    try:
+        text = vault.open(sealed)
+    except SecretMissing as lacking:
+        problems.add(sealed.origin, f"{lacking.what}{f' ({lacking.next_step})' if lacking.next_step else ''}")
+        return Value({}, value.origin)
+    content = read_text(text, Path(sealed.origin.file), problems)
+    entries = {
+        key: marked(each, sealed=f"{'sops' if sealed.path else '!vault'} ({each.origin})")
+        for key, each in (content.entries or {}).items()
+        if not (sealed.path and key == "sops")
+    }
+    return replace(content, data=entries)
 
 
 def _envelope(sealed: Sealed) -> tuple[str, tuple[bytes, bytes, bytes]]:
     """The vault id and salt, signature and ciphertext. Raises SecretMissing where the text is no whole vault."""
     head, *body = sealed.text.split()
     words = head.split(";")
-    if words[:1] != [HEADER[:-1]] or words[1:3] not in (["1.1", "AES256"], ["1.2", "AES256"]):
+    if words[:1] != [VAULT[:-1]] or words[1:3] not in (["1.1", "AES256"], ["1.2", "AES256"]):
         raise SecretMissing(f"{sealed} is no vault of a known format (1.1 or 1.2, AES256)", sealed.origin)
     try:
         salt, signature, data = (binascii.unhexlify(part) for part in binascii.unhexlify("".join(body)).split(b"\n"))
@@ -138,6 +154,30 @@ def _envelope(sealed: Sealed) -> tuple[str, tuple[bytes, bytes, bytes]]:
             "encrypt it again: ansible-vault",
         ) from None
     return words[3] if len(words) > 3 else "", (salt, signature, data)
+
+
+def _opened_by_sops(sealed: Sealed, path: Path) -> str:
+    try:
+        done = subprocess.run(
+            ["sops", "--decrypt", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=SCRIPT_SECONDS,
+        )
+    except FileNotFoundError:
+        raise SecretMissing(
+            f"{sealed} cannot be opened: the program sops is not installed", sealed.origin, "install sops"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SecretMissing(f"{sealed}: sops took over {SCRIPT_SECONDS:.0f} s", sealed.origin) from None
+    if done.returncode:
+        raise SecretMissing(
+            f"{sealed} cannot be opened: sops ended with {done.returncode}",
+            sealed.origin,
+            f"see what `sops --decrypt {path}` says",
+        )
+    return done.stdout.decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=256)  # a fleet's files share few salts, and each takes a hundredth of a second
@@ -156,7 +196,3 @@ def _decrypted(password: bytes, salt: bytes, signature: bytes, data: bytes) -> b
     unpadder = PKCS7(128).unpadder()
     return unpadder.update(padded) + unpadder.finalize()
 
-
-def sealed_file(text: str, file: str) -> Sealed:
-    """A whole file that is a vault."""
-    return Sealed(text, Origin(file, 1), f"the vault {file}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from lamplighter.inventory.values import Origin, Problems, SecretRef, Value, shown_path
+from lamplighter.inventory.values import Origin, Problems, Sealed, SecretRef, Value, shown_path
 
 _TAG = "tag:yaml.org,2002:"
 #: libyaml's, ten times as quick, where PyYAML was built with it.
@@ -24,6 +24,8 @@ _QUICK_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _PLAIN_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SECRET = re.compile(r"(env|file):(.+)", re.DOTALL)
+#: How a vault begins, of one value or of a whole file.
+VAULT = "$ANSIBLE_VAULT;"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Far above any real inventory: stops a few aliases of aliases from growing into gigabytes.
 _MOST_VALUES = 500_000
@@ -32,8 +34,25 @@ _MOST_VALUES = 500_000
 def read_mapping(path: Path, problems: Problems) -> Value:
     """The mapping that a YAML file holds; an empty file is an empty mapping, a broken one too, with its problem."""
     file = shown_path(path)
+    text = _text_of(path, file, problems)
+    if text is not None and text.startswith(VAULT):
+        return Value(Sealed(text, Origin(file, 1)), Origin(file, 1))
+    value = read_text(text or "", path, problems)
+    if _is_of_sops(value):
+        return Value(Sealed("", Origin(file, 1), path), Origin(file, 1))
+    return value
+
+
+def _is_of_sops(value: Value) -> bool:
+    stamp = (value.entries or {}).get("sops")
+    return stamp is not None and stamp.entries is not None and bool(stamp.entries.keys() & {"mac", "version"})
+
+
+def read_text(text: str, path: Path, problems: Problems) -> Value:
+    """The mapping that the text of the file at ``path`` holds, as ``read_mapping`` reads it."""
+    file = shown_path(path)
     top = Value({}, Origin(file, 1))
-    node = _compose(path, file, problems)
+    node = _compose(text, file, problems)
     if node is None:
         return top
     try:
@@ -49,19 +68,22 @@ def read_mapping(path: Path, problems: Problems) -> Value:
     return value
 
 
-def _compose(path: Path, file: str, problems: Problems) -> yaml.Node | None:
-    """The node tree of a file, or None for an empty or broken one."""
+def _text_of(path: Path, file: str, problems: Problems) -> str | None:
     try:
         raw = path.read_bytes()
     except OSError as error:
         problems.add(Origin(file), f"cannot be read: {error.strerror}")
         return None
     try:
-        text = raw.decode("utf-8").removeprefix("\ufeff")
+        return raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         problems.add(Origin(file, line), f"not UTF-8 text (byte 0x{raw[error.start]:02x}): save the file as UTF-8")
         return None
+
+
+def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
+    """The node tree of a text, or None for an empty or broken one."""
     with contextlib.suppress(yaml.YAMLError, RecursionError):  # whose words the other loader finds better
         return yaml.compose(text, Loader=_QUICK_LOADER)
     try:
@@ -122,8 +144,10 @@ class _Reading:
 
     def _read(self, node: yaml.Node) -> tuple[Value, int]:
         origin = self._origin(node)
-        if isinstance(node, yaml.ScalarNode):
+        if isinstance(node, yaml.ScalarNode) and node.tag != "!unsafe":
             return self._scalar(node, origin), 1
+        if node.tag == "!unsafe":
+            return self._unsafe(node)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             items = [self._sized(each) for each in node.value]
             return self._within_limit(Value(tuple(item for item, _ in items), origin), sum(n for _, n in items) + 1)
@@ -131,6 +155,13 @@ class _Reading:
             return self._mapping(node, origin)
         self.problems.add(origin, f"the tag {node.tag.replace(_TAG, '!!')} cannot be used here")
         return Value(None, origin), 1
+
+    def _unsafe(self, node: yaml.Node) -> tuple[Value, int]:
+        """What no template is read in, however deep."""
+        tags = {yaml.ScalarNode: "str", yaml.SequenceNode: "seq", yaml.MappingNode: "map"}
+        node.tag = _TAG + tags[type(node)]
+        value, size = self._read(node)
+        return marked(value, is_text=True), size
 
     def _within_limit(self, value: Value, size: int) -> tuple[Value, int]:
         if size <= _MOST_VALUES:
@@ -195,6 +226,8 @@ class _Reading:
             return Value(None, origin)
         if node.tag == "!secret":
             return self._secret(text, origin)
+        if node.tag in ("!vault", "!vault-encrypted"):
+            return Value(Sealed(text, origin), origin)
         kind = node.tag.removeprefix(_TAG)
         if kind in ("str", "timestamp", "value", "merge"):
             return Value(text, origin, text)
@@ -208,7 +241,7 @@ class _Reading:
             number = float(text) if _PLAIN_FLOAT.fullmatch(text) else math.nan
             return Value(number if math.isfinite(number) else text, origin, text)
         hint = ""
-        if node.tag in ("!vault", "!env", "!vault-encrypted"):
+        if node.tag == "!env":
             hint = ": write !secret env:NAME or !secret file:PATH"
         self.problems.add(origin, f"unknown tag {node.tag.replace(_TAG, '!!')}{hint}")
         return Value(None, origin)
