@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from lamplighter.inventory.names import MOST_HOSTS, expand_range, split_port
-from lamplighter.inventory.values import EMPTY, Origin, Problems, Value, merge
+from lamplighter.inventory.values import EMPTY, Origin, Problems, Value, overlaid
 
 #: Made by nobody: they are always there.
 BUILT_IN = ("all", "ungrouped")
@@ -100,14 +100,14 @@ class Tree:
             self._set_priority(name, priority)
             variables = replace(variables, data=entries)
         group = self.groups[name]
-        group.variables = merge(group.variables, variables)
+        group.variables = overlaid(group.variables, variables)
 
     def set_host(self, name: str, variables: Value) -> None:
         """Lay variables over what is said of a host already; of a group, where a known one has the same name."""
         if name in self.groups:
             self.set_group(name, variables)
         else:
-            self.hosts[name] = merge(self.hosts[name], variables)
+            self.hosts[name] = overlaid(self.hosts[name], variables) if variables.entries else self.hosts[name]
 
     def settle(self) -> None:
         """Work out what depends on all sources: circles, names used twice, depths, ``ungrouped``."""

@@ -23,8 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from lamplighter.errors import InventoryError
-from lamplighter.inventory.values import Problems, SecretRef, Value, did_you_mean, plain
+from lamplighter.inventory.connection import READ
+from lamplighter.inventory.secrets import is_secret
+from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, plain
 
 #: What a check may be; numbers and lists beside them are thresholds.
 LEVELS = ("blocker", "warning", "off")
@@ -34,7 +35,7 @@ _LONGEST = 1e7
 # Keys that look reasonable and are not taken, with what to do instead.
 _INSTEAD = {
     **dict.fromkeys(("hooks", "notify", "bench", "variants", "nodes"), "this version does not offer it"),
-    "api_key": "put the key under `secrets`, or pass the engine's flag under `args`",
+    "api_key": "put the key under `secrets`, or pass the engine's flag under `args`, from a vault or a lookup",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
     "ansible_connection": "only SSH is spoken",
@@ -137,18 +138,27 @@ def _arg_name(value: str) -> str:
 
 def _arg(value: object) -> object:
     if isinstance(value, list | tuple):
-        if not all(_is_word(each) for each in value):
+        if not all(_is_word(each) or is_secret(each) for each in value):
             raise _Unfit("a list here may hold only text and numbers")
         return tuple(value)
-    if value is None or isinstance(value, bool) or _is_word(value):
+    if value is None or isinstance(value, bool) or _is_word(value) or is_secret(value):
         return value
     raise _Unfit("must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag)")
 
 
-def _extra_arg(value: object) -> str:
+def _extra_arg(value: object) -> object:
+    if is_secret(value):
+        return value
     if not _is_word(value):
         raise _Unfit("must be text: quote it")
     return str(value)
+
+
+def _shown(value: object) -> object:
+    """A setting as it may be printed: a secret is its reference."""
+    if isinstance(value, tuple):
+        return [_shown(each) for each in value]
+    return str(value) if is_secret(value) else value
 
 
 def _is_word(value: object) -> bool:
@@ -181,9 +191,12 @@ def _check(value: object) -> object:
     raise _Unfit("must be blocker, warning or off for a check, a number or a list for a threshold")
 
 
-def _secret(value: object) -> SecretRef:
-    if not isinstance(value, SecretRef):
-        raise _Unfit("must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here")
+def _secret(value: object) -> object:
+    if not is_secret(value):
+        raise _Unfit(
+            "must come from outside of this file: !secret env:NAME, !secret file:PATH, a vault, or "
+            "\"{{ lookup('env', 'NAME') }}\"; no secret is written down here"
+        )
     return value
 
 
@@ -191,10 +204,15 @@ _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
-ArgValue = Annotated[bool | int | float | str | tuple[str | int | float, ...] | None, PlainValidator(_arg)]
+ArgValue = Annotated[
+    bool | int | float | str | Secret | tuple[str | int | float | Secret, ...] | None,
+    PlainValidator(_arg),
+    PlainSerializer(_shown),
+]
 CheckName = Annotated[str, AfterValidator(_check_name)]
 CheckValue = Annotated[str | int | float | tuple[str | int | float, ...], PlainValidator(_check)]
-Secret = Annotated[SecretRef, PlainValidator(_secret), PlainSerializer(str)]
+ExtraArg = Annotated[str | Secret, PlainValidator(_extra_arg), PlainSerializer(_shown)]
+SecretValue = Annotated[Secret, PlainValidator(_secret), PlainSerializer(str)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
@@ -258,9 +276,9 @@ class Server(_Frozen):
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
     python: Text = "python3"
     args: Mapping[ArgName, ArgValue] = {}
-    extra_args: tuple[Annotated[str, BeforeValidator(_extra_arg)], ...] = ()
+    extra_args: tuple[ExtraArg, ...] = ()
     env: Mapping[EnvName, EnvValue] = {}
-    secrets: Mapping[EnvName, Secret] = {}
+    secrets: Mapping[EnvName, SecretValue] = {}
     sitecustomize: Sitecustomize = Sitecustomize()
     launcher: Literal["auto", "systemd", "detached"] = "auto"
     stale: Stale = Stale()
@@ -292,6 +310,25 @@ class HostVariables(_Frozen):
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: Text | None = None
     connect_timeout: Seconds = 10.0
+    merge: Literal["deep", "replace"] = "deep"
+    lint: Literal["warn", "strict"] = "warn"
+
+
+#: The variable behind each part of a ConnectionSpec.
+CONNECTION = {
+    "host": "ansible_host",
+    "port": "ansible_port",
+    "user": "ansible_user",
+    "key_file": "ansible_ssh_private_key_file",
+    "python": "ansible_python_interpreter",
+    "become": "become",
+    "host_key_checking": "host_key_checking",
+    "known_hosts": "known_hosts",
+    "connect_timeout": "connect_timeout",
+    "ssh_options": "ansible_ssh_common_args",
+}
+#: The variables that are ours: what templates in others come to is nothing to us.
+OURS = READ | {"servers"}
 
 
 @dataclass(frozen=True)
@@ -307,15 +344,13 @@ class ConnectionSpec:
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: str | None = None
     connect_timeout: float = 10.0
+    ssh_options: tuple[tuple[str, str], ...] = ()
+    """Lines of ssh_config for this login alone, before those of the files: keyword in lower case, and value."""
 
 
 def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionSpec, str | None, str | None] | None:
     """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem."""
-    entries = {key: each for key, each in (value.entries or {}).items() if key != "servers"}
-    checking = entries.get("host_key_checking")
-    if checking is not None and checking.data is False and checking.text.lower() == "off":
-        entries["host_key_checking"] = replace(checking, data="off")  # YAML reads the bare word as false
-    found = _validate(HostVariables, replace(value, data=entries), "", problems)
+    found = _validate(HostVariables, value, "", problems)
     if found is None:
         return None
     spec = ConnectionSpec(
@@ -341,7 +376,6 @@ def check_server(name: str, value: Value, problems: Problems) -> Server | None:
             value.origin, f"{path}: the name must be 1 to 40 of a-z 0-9 _ . - and begin with a letter or digit"
         )
     written = _as_written(value, path, problems)
-    _no_variable_is_also_secret(written, path, problems)
     server = _validate(Server, written, path, problems, name=name)
     return server if len(problems) == before else None
 
@@ -374,27 +408,6 @@ def _kind_of_threshold(name: str, default: Value) -> tuple[str, Callable[[object
     return "a number", _is_number
 
 
-def resolve_secrets(server: Server) -> dict[str, str]:
-    """The secrets of a server by variable name. Reads this machine's environment and files; never print the result.
-
-    Raises InventoryError that lists every secret that cannot be had, without any value.
-    """
-    problems = Problems()
-    values = {name: _resolved(name, server, problems) for name in server.secrets}
-    problems.raise_if_any()
-    return values
-
-
-def _resolved(name: str, server: Server, problems: Problems) -> str:
-    reference = server.secrets[name]
-    try:
-        return reference.resolve()
-    except InventoryError as error:
-        advice = f" ({error.next_step})" if error.next_step else ""
-        problems.add(reference.origin, f"servers.{server.name}.secrets.{name}: {error.what}{advice}")
-        return ""
-
-
 def _as_written(value: Value, path: str, problems: Problems) -> Value:
     """The settings with the numbers of args, extra_args and env as the text that stands in the file, where it differs.
 
@@ -424,17 +437,6 @@ def _keep_text(value: Value) -> Value:
     if isinstance(data, int | float) and not isinstance(data, bool) and str(data) != value.text:
         return replace(value, data=value.text)
     return value
-
-
-def _no_variable_is_also_secret(value: Value, path: str, problems: Problems) -> None:
-    entries = value.entries or {}
-    if "env" not in entries or "secrets" not in entries:
-        return
-    env, secrets = entries["env"].entries or {}, entries["secrets"].entries or {}
-    for name in env.keys() & secrets.keys():
-        problems.add(
-            secrets[name].origin, f"{path}.secrets.{name}: also stands under env ({env[name].origin}): keep one of them"
-        )
 
 
 def _validate(model: type[_Model], value: Value, path: str, problems: Problems, **given: object) -> _Model | None:

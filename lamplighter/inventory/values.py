@@ -80,7 +80,65 @@ class SecretRef:
         return "put the secret into that file on this machine, readable by you alone"
 
 
-Scalar = str | int | float | bool | SecretRef | None
+class SecretMissing(InventoryError):
+    """A secret that cannot be had on this machine; never quotes it."""
+
+    def __init__(self, what: str, origin: Origin | None, next_step: str = "") -> None:
+        super().__init__(what, origin=origin, next_step=next_step)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Text that only a password or a program opens: of one value, or of a whole file; ``str()`` says where it lies.
+
+    ``text`` is a vault's; a file that the program sops opens has a ``path`` instead.
+    """
+
+    text: str = field(repr=False)
+    origin: Origin
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{'sops' if self.path else '!vault'} ({self.origin})"
+
+
+@dataclass(frozen=True)
+class FilledSecret:
+    """A secret that came out of a vault or a template; ``str()`` is the reference that is shown in its place.
+
+    ``data`` is what it is with its type, for a place that holds no secret. ``missing`` is why there is none.
+    """
+
+    reference: str
+    text: str = field(repr=False)
+    origin: Origin
+    missing: SecretMissing | None = None
+    is_vaulted: bool = False
+    data: str | int | float | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.reference
+
+    def resolve(self) -> str:
+        """The secret itself. Raises InventoryError (which never quotes it) when it is absent or empty."""
+        if self.missing is not None:
+            raise SecretMissing(self.missing.what, self.missing.origin or self.origin, self.missing.next_step)
+        if not self.text:
+            raise SecretMissing(f"{self.reference} is empty", self.origin)
+        return self.text
+
+
+class Omitted:
+    """What ``omit`` of a template stands for: the setting is as if it were not written."""
+
+    def __repr__(self) -> str:
+        return "omit"
+
+
+OMIT = Omitted()
+
+Secret = SecretRef | FilledSecret
+Scalar = str | int | float | bool | Secret | Sealed | Omitted | None
 
 
 @dataclass(frozen=True)
@@ -88,13 +146,16 @@ class Value:
     """One value of a YAML file: a scalar, a tuple of values or a mapping of values, and where it stands.
 
     ``text`` is a scalar as written. ``cut`` marks a mapping that replaced something other than a mapping, and so
-    must not be merged with what lies further below; it is what makes ``merge`` associative.
+    must not be merged with what lies further below; it is what makes ``merge`` associative. ``is_text`` is never a
+    template. ``sealed`` says where it lay encrypted, of a value out of a file that did.
     """
 
     data: Scalar | tuple[Value, ...] | Mapping[str, Value]
     origin: Origin
     text: str = ""
     cut: bool = False
+    is_text: bool = False
+    sealed: str = ""
 
     @property
     def entries(self) -> Mapping[str, Value] | None:
@@ -105,8 +166,8 @@ class Value:
         """What this is, in the reader's words: ``the text '08000'``, ``true (written on)``, ``a list``."""
         if self.data is None:
             return "nothing"
-        if isinstance(self.data, SecretRef):
-            return "a secret (which may stand only under `secrets`)"
+        if isinstance(self.data, SecretRef | FilledSecret | Sealed) or self.sealed:
+            return "a secret (which may stand only under secrets, env, args and extra_args)"
         if isinstance(self.data, Mapping):
             return "a mapping"
         if isinstance(self.data, tuple):
@@ -224,6 +285,13 @@ def merge(low: Value, high: Value) -> Value:
     return Value(entries, high.origin, cut=low.cut)
 
 
+def overlaid(low: Value, high: Value) -> Value:
+    """Variables over variables of the same host or group: each is replaced whole, ``servers`` merges key by key."""
+    below, above = low.entries or {}, high.entries or {}
+    both = {"servers": merge(below["servers"], above["servers"])} if "servers" in below.keys() & above.keys() else {}
+    return Value({**below, **above, **both}, high.origin)
+
+
 def merge_all(layers: Iterable[Value]) -> Value:
     """All layers, lowest first, as one mapping."""
     result = Value({}, Origin("inventory"))
@@ -246,6 +314,16 @@ def walk(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
         dotted = f"{path}.{key}" if path else key
         yield dotted, each
         yield from walk(each, dotted)
+
+
+def marked(value: Value, *, is_text: bool = False, sealed: str = "") -> Value:
+    """The value with a mark on every part of it, however deep."""
+    data = value.data
+    if isinstance(data, Mapping):
+        data = {key: marked(each, is_text=is_text, sealed=sealed) for key, each in data.items()}
+    elif isinstance(data, tuple):
+        data = tuple(marked(each, is_text=is_text, sealed=sealed) for each in data)
+    return replace(value, data=data, is_text=value.is_text or is_text, sealed=value.sealed or sealed)
 
 
 def plain(value: Value) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from lamplighter.inventory.values import Origin, Problems, Value, merge_all, shown_path
+from lamplighter.inventory.values import Origin, Problems, Value, shown_path
 
 #: In the order in which they are looked for.
 SUFFIXES = (".yml", ".yaml", ".json")
@@ -23,7 +23,7 @@ ReadFile = Callable[[Path, Problems], Value]
 
 @dataclass(frozen=True)
 class _Found:
-    value: Value
+    values: tuple[Value, ...]
     problems: Problems
 
 
@@ -36,7 +36,7 @@ class VariableFiles:
         self._found: dict[tuple[Path, str], _Found | None] = {}
         self._kinds = [place.name for each in directories for place in _places(each)]
 
-    def layers(self, groups: Collection[str], host: str, problems: Problems) -> Iterator[Value]:
+    def of_groups(self, groups: Collection[str], problems: Problems) -> Iterator[Value]:
         """What the files say of these groups, lowest first."""
         yield from self._of("group_vars", [name for name in groups if name == "all"], problems)
         yield from self._of("group_vars", [name for name in groups if name != "all"], problems)
@@ -81,7 +81,7 @@ class VariableFiles:
                 found = self._files_of(directory / kind, name)
                 if found is not None:
                     problems.take(found.problems)
-                    yield found.value
+                    yield from found.values
 
     def _files_of(self, place: Path, name: str) -> _Found | None:
         key = (place, name)
@@ -93,8 +93,8 @@ class VariableFiles:
     def _read_files(self, path: Path) -> _Found:
         problems = Problems()
         files = list(_files_below(path, frozenset())) if path.is_dir() else [path]
-        read = [canonical(self._read(file, problems), problems) for file in files]
-        return _Found(merge_all(read), problems)
+        values = tuple(canonical(self._read(file, problems), problems) for file in files)
+        return _Found(values, problems)
 
 
 def _places(directory: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from lamplighter.inventory.values import Origin, Problems, SecretRef, Value, shown_path
+from lamplighter.inventory.values import Origin, Problems, Sealed, SecretRef, Value, marked, shown_path
 
 _TAG = "tag:yaml.org,2002:"
 #: libyaml's, ten times as quick, where PyYAML was built with it.
@@ -27,6 +27,8 @@ _PLAIN_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SECRET = re.compile(r"(env|file):(.+)", re.DOTALL)
 #: Below this name everything is ours, and strict.
 _OURS = "servers"
+#: How a vault begins, of one value or of a whole file.
+VAULT = "$ANSIBLE_VAULT;"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Far above any real inventory: stops a few aliases of aliases from growing into gigabytes.
 _MOST_VALUES = 500_000
@@ -37,7 +39,18 @@ _LARGEST = 64 << 20
 def read_mapping(path: Path, problems: Problems) -> Value:
     """The mapping that a YAML file holds; an empty file is an empty mapping, a broken one too, with its problem."""
     file = shown_path(path)
-    return read_text(read_file(path, file, problems) or "", path, problems)
+    text = read_file(path, file, problems)
+    if text is not None and text.startswith(VAULT):
+        return Value(Sealed(text, Origin(file, 1)), Origin(file, 1))
+    value = read_text(text or "", path, problems)
+    if _is_of_sops(value):
+        return Value(Sealed("", Origin(file, 1), path), Origin(file, 1))
+    return value
+
+
+def _is_of_sops(value: Value) -> bool:
+    stamp = (value.entries or {}).get("sops")
+    return stamp is not None and stamp.entries is not None and bool(stamp.entries.keys() & {"mac", "version"})
 
 
 def read_text(text: str, path: Path, problems: Problems) -> Value:
@@ -164,8 +177,10 @@ class _Reading:
 
     def _read(self, node: yaml.Node) -> tuple[Value, int]:
         origin = self._origin(node)
-        if isinstance(node, yaml.ScalarNode):
+        if isinstance(node, yaml.ScalarNode) and node.tag != "!unsafe":
             return self._scalar(node, origin), 1
+        if node.tag == "!unsafe":
+            return self._unsafe(node)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             items = [self._sized(each) for each in node.value]
             return self._within_limit(Value(tuple(item for item, _ in items), origin), sum(n for _, n in items) + 1)
@@ -173,6 +188,13 @@ class _Reading:
             return self._mapping(node, origin)
         self.problems.add(origin, f"the tag {node.tag.replace(_TAG, '!!')} cannot be used here")
         return Value(None, origin), 1
+
+    def _unsafe(self, node: yaml.Node) -> tuple[Value, int]:
+        """What no template is read in, however deep."""
+        tags = {yaml.ScalarNode: "str", yaml.SequenceNode: "seq", yaml.MappingNode: "map"}
+        node.tag = _TAG + tags[type(node)]
+        value, size = self._read(node)
+        return marked(value, is_text=True), size
 
     def _within_limit(self, value: Value, size: int) -> tuple[Value, int]:
         if size <= _MOST_VALUES:
@@ -245,6 +267,8 @@ class _Reading:
             return Value(None, origin)
         if node.tag == "!secret":
             return self._secret(text, origin)
+        if node.tag in ("!vault", "!vault-encrypted"):
+            return Value(Sealed(text, origin), origin)
         kind = node.tag.removeprefix(_TAG)
         if kind in ("str", "timestamp", "value", "merge"):
             return Value(text, origin, text)
@@ -258,7 +282,7 @@ class _Reading:
             number = float(text) if _PLAIN_FLOAT.fullmatch(text) else math.nan
             return Value(number if math.isfinite(number) else text, origin, text)
         hint = ""
-        if node.tag in ("!vault", "!env", "!vault-encrypted"):
+        if node.tag == "!env":
             hint = ": write !secret env:NAME or !secret file:PATH"
         self.problems.add(origin, f"unknown tag {node.tag.replace(_TAG, '!!')}{hint}")
         return Value(None, origin)

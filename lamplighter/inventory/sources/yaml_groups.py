@@ -79,4 +79,3 @@ def _as_mapping(value: Value) -> Value:
     if isinstance(value.data, str):
         return Value({value.data: Value(None, value.origin)}, value.origin)
     return value
-
