@@ -195,4 +195,3 @@ def _decrypted(password: bytes, salt: bytes, signature: bytes, data: bytes) -> b
     padded = decryptor.update(data) + decryptor.finalize()
     unpadder = PKCS7(128).unpadder()
     return unpadder.update(padded) + unpadder.finalize()
-

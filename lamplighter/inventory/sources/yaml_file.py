@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from lamplighter.inventory.values import Origin, Problems, Sealed, SecretRef, Value, shown_path
+from lamplighter.inventory.values import Origin, Problems, Sealed, SecretRef, Value, marked, shown_path
 
 _TAG = "tag:yaml.org,2002:"
 #: libyaml's, ten times as quick, where PyYAML was built with it.
