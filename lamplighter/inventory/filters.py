@@ -93,7 +93,7 @@ def regex_replace(
 def regex_search(
     value: object, pattern: str, *groups: str, ignorecase: bool = False, multiline: bool = False
 ) -> str | list[str] | None:
-    """The first fit, or the groups of it that are named (``\\1``, ``\\g<name>``); None where nothing fits."""
+    r"""The first fit, or the groups of it that are named (``\1``, ``\g<name>``); None where nothing fits."""
     found = re.search(pattern, str(value), _flags(ignorecase, multiline))
     if found is None:
         return None

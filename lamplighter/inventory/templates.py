@@ -1,7 +1,7 @@
 """Templates in values: each is filled in when it is asked for, from the variables of its host, as Ansible does it.
 
-Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the type
-of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or out
+Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the
+type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or out
 of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
 
 Reads files and the environment of this machine, where a ``lookup`` says so; starts nothing.
@@ -40,8 +40,7 @@ from lamplighter.paths import at_home
 
 _MARKS = ("{{", "{%", "{#")
 _SCOPE = "\0scope"
-#: Known only while a play runs on the host.
-_OF_A_PLAY = ("ansible_facts", "ansible_play_hosts", "ansible_play_batch", "ansible_check_mode", "ansible_version")
+_NO_TEMPLATE = " (!unsafe makes it mere text)"
 
 
 class Taint(enum.IntEnum):
@@ -164,7 +163,7 @@ class Templates:
             found = self.fill(filled.data.scope, filled.data.path, filled.data.value, problems)
             return replace(found, origin=source.origin)
         if isinstance(filled.data, Undefined):
-            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}")
+            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}{_NO_TEMPLATE}")
             return replace(source, data=None)
         try:
             return _value(filters.realized(filled.data), source, filled.taint)
@@ -238,9 +237,9 @@ class Templates:
             except SecretMissing as lacking:
                 return Filled(None, max(self._taints[frame], Taint.LOCAL), lacking)
             except UndefinedError as error:
-                raise TemplateFault(str(error.message), is_undefined=True) from None
+                raise TemplateFault(f"{error.message}{_NO_TEMPLATE}", is_undefined=True) from None
             except TemplateSyntaxError as error:
-                raise TemplateFault(f"no template: {error.message}") from None
+                raise TemplateFault(f"no template: {error.message}{_NO_TEMPLATE}") from None
             except RecursionError:
                 raise TemplateFault("templates stand in each other too deeply") from None
             except SecurityError as error:
