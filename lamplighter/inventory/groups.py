@@ -1,21 +1,25 @@
-"""The groups and hosts of an inventory: who belongs to whom, in which order of precedence."""
+"""The groups and hosts of an inventory: who belongs to whom, in which order, and in which order of precedence.
+
+Pure. Every reader of a source tells a ``Tree`` what it found, in the order in which it stands there; ``settle`` works
+out the rest once. Orders are Ansible's: a group's hosts are its own, then those of its children, then of theirs.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from lamplighter.inventory.values import EMPTY, Origin, Problems, Value, did_you_mean, merge
-from lamplighter.inventory.variables import canonical
+from lamplighter.inventory.names import MOST_HOSTS, expand_range, split_port
+from lamplighter.inventory.values import EMPTY, Origin, Problems, Value, overlaid
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_RANGE = re.compile(r"\[([^\[\]]*)\]")
-_MOST_HOSTS = 100_000
+#: Made by nobody: they are always there.
+BUILT_IN = ("all", "ungrouped")
 
 
 @dataclass
 class Group:
+    """One group, as the sources fill it: what they say of it, its own hosts, its children and where these are named."""
+
     name: str
     origin: Origin
     variables: Value = EMPTY
@@ -25,124 +29,139 @@ class Group:
 
 
 class Tree:
-    """The groups and hosts of hosts.yml."""
+    """All groups and hosts of the sources. What is wrong is noted in ``problems``."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
-        self.groups = {name: Group(name, Origin("inventory")) for name in ("all", "ungrouped")}
+        self.groups = {name: Group(name, Origin("inventory")) for name in BUILT_IN}
+        self.groups["all"].children["ungrouped"] = Origin("inventory")
         self.hosts: dict[str, Value] = {}
+        """The variables that the sources themselves give to each host."""
+        self.origins: dict[str, Origin] = {}
+        """Where each host is first named."""
         self._depths: dict[str, int] = {}
         self._parents: dict[str, set[str]] = {}
         self._groups_of: dict[str, tuple[str, ...]] = {}
+        self._ordered: dict[frozenset[str], tuple[str, ...]] = {}
 
-    def read(self, top: Value) -> None:
-        for name, value in (top.entries or {}).items():
-            if name in ("hosts", "children", "vars"):
-                self.problems.add(value.origin, f"`{name}` must stand below a group: write `all:` above it")
-            else:
-                self._read_group(name, value)
+    def add_group(self, name: str, origin: Origin) -> None:
+        """Know the group, if it is not known yet."""
+        if not name.isprintable() or not name.strip():
+            self.problems.add(origin, f"{name!r} is no name for a group: it holds characters that nobody sees")
+        self.groups.setdefault(name, Group(name, origin))
+
+    def add_host(self, name: str, group: str, origin: Origin, port: int | None = None) -> None:
+        """Know the host as a member of a known group; a port counts where the host is named for the first time."""
+        self.groups[group].hosts[name] = None
+        if name in self.hosts:
+            return
+        said = {} if port is None else {"ansible_port": Value(port, origin, str(port))}
+        self.hosts[name] = Value(said, origin)
+        self.origins[name] = origin
+
+    def add_hosts(self, written: str, group: str, origin: Origin) -> list[str]:
+        """Know the hosts that a written name stands for (``gpu[1:8]``, ``gpu1:2222``), and return their names."""
+        pattern, port = split_port(written)
+        try:
+            names = expand_range(pattern)
+            if len(self.hosts) + len(names) > MOST_HOSTS:
+                raise ValueError(f"the inventory would have more than {MOST_HOSTS} hosts")
+        except ValueError as error:
+            self.problems.add(origin, f"{written}: {error}")
+            return []
+        if not all(self.is_name(name, origin) for name in names):
+            return []
+        for name in names:
+            self.add_host(name, group, origin, port)
+        return names
+
+    def is_name(self, name: str, origin: Origin) -> bool:
+        """Whether a host may be called so; what speaks against it is noted."""
+        if name in BUILT_IN:
+            self.problems.add(origin, f"{name} is the name of a group")
+        elif not name.isprintable() or not name.strip():
+            self.problems.add(origin, f"{name!r} is no name for a host: it holds characters that nobody sees")
+        else:
+            return True
+        return False
+
+    def add_child(self, parent: str, child: str, origin: Origin) -> None:
+        """Put a known group below another."""
+        if child == "all" or (child == "ungrouped" and parent != "all"):
+            self.problems.add(origin, f"{child} cannot be a child of {parent}")
+        else:
+            self.groups[parent].children.setdefault(child, origin)
+
+    def set_group(self, name: str, variables: Value) -> None:
+        """Lay variables over what is said of a group already."""
+        entries = dict(variables.entries or {})
+        priority = entries.pop("ansible_group_priority", None)
+        if priority is not None:
+            self._set_priority(name, priority)
+            variables = replace(variables, data=entries)
+        group = self.groups[name]
+        group.variables = overlaid(group.variables, variables)
+
+    def set_host(self, name: str, variables: Value) -> None:
+        """Lay variables over what is said of a host already; of a group, where a known one has the same name."""
+        if name in self.groups:
+            self.set_group(name, variables)
+        else:
+            self.hosts[name] = overlaid(self.hosts[name], variables) if variables.entries else self.hosts[name]
 
     def settle(self) -> None:
-        """Work out what depends on the whole file: cycles, names used twice, depth, ``ungrouped``."""
+        """Work out what depends on all sources: circles, names used twice, depths, ``ungrouped``."""
         for name in self.groups.keys() & self.hosts.keys():
-            self.problems.add(self.groups[name].origin, f"{name} is a group and a host: rename one")
-        if self._has_cycle():
+            self.problems.warn(self.origins[name], f"{name} is a group and a host", "same-name", name)
+        if self._has_circle():
             return
+        has_parent = {child for group in self.groups.values() for child in group.children}
+        for name, group in self.groups.items():
+            if name not in has_parent and name != "all":
+                self.groups["all"].children[name] = group.origin
         for group in self.groups.values():
             for child in group.children:
                 self._parents.setdefault(child, set()).add(group.name)
-        grouped = {host for group in self.groups.values() if group.name != "all" for host in group.hosts}
-        loose = self.groups["ungrouped"]
-        loose.hosts = {host: None for host in self.hosts if host not in grouped or host in loose.hosts}
         direct: dict[str, set[str]] = {host: set() for host in self.hosts}
         for group in self.groups.values():
-            for host in group.hosts:
+            for host in group.hosts if group.name not in BUILT_IN else ():
                 direct[host].add(group.name)
-        self._groups_of = {host: self._ordered(names) for host, names in direct.items()}
+        loose = self.groups["ungrouped"]
+        own = [host for host in loose.hosts if not direct[host]]
+        loose.hosts = dict.fromkeys([*own, *(host for host in self.hosts if not direct[host])])
+        for host in loose.hosts:
+            direct[host].add("ungrouped")
+        self._groups_of = {host: self._by_precedence(frozenset(names)) for host, names in direct.items()}
 
     def groups_of(self, host: str) -> tuple[str, ...]:
         """The host's groups in the order of their precedence, ``all`` first."""
         return self._groups_of[host]
 
     def members(self) -> dict[str, tuple[str, ...]]:
-        """The hosts of every group, those of its children included."""
-        found: dict[str, list[str]] = {name: [] for name in self.groups}
-        for host in self.hosts:
-            for group in self._groups_of[host]:
-                found[group].append(host)
-        return {name: tuple(hosts) for name, hosts in found.items()}
+        """The hosts of every group, those of its children included, in the group's order."""
+        return {name: tuple(self._members(name)) for name in self.groups}
 
-    def _read_group(self, name: str, value: Value) -> None:
-        if not _NAME.fullmatch(name):
-            self.problems.add(value.origin, f"{name!r} is no name for a group: use letters, digits, _ . -")
-            return
-        group = self.groups.setdefault(name, Group(name, value.origin))
-        if value.data is None:
-            return
-        if value.entries is None:
-            self.problems.add(value.origin, f"{name}: a group must be a mapping, not {value.describe()}")
-            return
-        for key, each in value.entries.items():
-            if key not in ("hosts", "children", "vars"):
-                hint = did_you_mean(key, ("hosts", "children", "vars"))
-                self.problems.add(each.origin, f"{name}.{key}: a group has hosts, children and vars alone{hint}")
-            elif each.data is not None and each.entries is None:
-                self.problems.add(each.origin, f"{name}.{key}: must be a mapping, not {each.describe()}")
-            elif key == "vars":
-                self._read_vars(group, each)
-            elif key == "hosts":
-                self._read_hosts(group, each)
-            else:
-                self._read_children(group, each)
+    def _members(self, name: str) -> dict[str, None]:
+        found: dict[str, None] = {}
+        seen = {name}
+        level = [name]
+        while level:
+            for each in level:
+                found |= self.groups[each].hosts
+            below = dict.fromkeys(child for each in level for child in self.groups[each].children)
+            level = [child for child in below if child not in seen]
+            seen.update(level)
+        return found
 
-    def _read_vars(self, group: Group, value: Value) -> None:
-        entries = dict(value.entries or {})
-        priority = entries.pop("ansible_group_priority", None)
-        if priority is not None and isinstance(priority.data, int) and not isinstance(priority.data, bool):
-            group.priority = priority.data
-        elif priority is not None:
-            self.problems.add(priority.origin, f"ansible_group_priority: must be a number, not {priority.describe()}")
-        variables = canonical(Value(entries, value.origin), self.problems)
-        group.variables = merge(group.variables, variables)
-
-    def _read_hosts(self, group: Group, value: Value) -> None:
-        for written, variables in (value.entries or {}).items():
-            if variables.data is not None and variables.entries is None:
-                self.problems.add(variables.origin, f"{written}: must be a mapping, not {variables.describe()}")
-                continue
-            for name in self._expand(written, variables.origin):
-                group.hosts[name] = None
-                own = canonical(variables, self.problems)
-                self.hosts[name] = merge(self.hosts.get(name, EMPTY), own)
-
-    def _read_children(self, group: Group, value: Value) -> None:
-        for name, each in (value.entries or {}).items():
-            if name in ("all", "ungrouped"):
-                self.problems.add(each.origin, f"{name} cannot be a child of {group.name}")
-                continue
-            group.children.setdefault(name, each.origin)
-            self._read_group(name, each)
-
-    def _expand(self, written: str, origin: Origin) -> list[str]:
+    def _set_priority(self, name: str, value: Value) -> None:
+        text = str(value.data) if isinstance(value.data, int | str) and not isinstance(value.data, bool) else ""
         try:
-            names = expand_range(written)
-        except ValueError as error:
-            self.problems.add(origin, f"{written}: {error}")
-            return []
-        for name in names:
-            if not _NAME.fullmatch(name):
-                self.problems.add(
-                    origin,
-                    f"{name!r} is no name for a host: use letters, digits, _ . -, and ansible_host for an address",
-                )
-                return []
-            if name in ("all", "ungrouped"):
-                self.problems.add(origin, f"{name} is the name of a group")
-                return []
-        return names
+            self.groups[name].priority = int(text)
+        except ValueError:
+            self.problems.add(value.origin, f"ansible_group_priority: must be a number, not {value.describe()}")
 
-    def _has_cycle(self) -> bool:
-        """Whether a group is its own descendant; noted once, where the circle closes. Depths come out beside it."""
+    def _has_circle(self) -> bool:
+        """Whether a group is its own descendant; noted once, where the circle closes."""
         done: set[str] = set()
         for start in self.groups:
             trail: list[tuple[str, Iterator[str]]] = [(start, iter(self.groups[start].children))]
@@ -155,58 +174,38 @@ class Tree:
                     on_trail.discard(name)
                     trail.pop()
                 elif child in on_trail:
-                    circle = " > ".join([*(each for each, _ in trail), child])
+                    names = [each for each, _ in trail]
+                    circle = " > ".join([*names[names.index(child) :], child])
                     self.problems.add(self.groups[name].children[child], f"groups in a circle: {circle}")
                     return True
-                elif child not in done and child in self.groups:
+                elif child not in done:
                     trail.append((child, iter(self.groups[child].children)))
                     on_trail.add(child)
         return False
 
-    def _ordered(self, names: set[str]) -> tuple[str, ...]:
-        every = {"all"}
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in every:
-                every.add(name)
-                waiting.extend(self._parents.get(name, ()))
-        return tuple(sorted(every, key=lambda name: (self._depth(name), self.groups[name].priority, name)))
+    def _by_precedence(self, names: frozenset[str]) -> tuple[str, ...]:
+        if names not in self._ordered:  # most hosts share their groups with others
+            every = {"all"}
+            waiting = list(names)
+            while waiting:
+                name = waiting.pop()
+                if name not in every:
+                    every.add(name)
+                    waiting.extend(self._parents.get(name, ()))
+            self._ordered[names] = tuple(sorted(every, key=self._precedence))
+        return self._ordered[names]
+
+    def _precedence(self, name: str) -> tuple[int, int, str]:
+        return self._depth(name), self.groups[name].priority, name
 
     def _depth(self, name: str) -> int:
-        """Steps from ``all`` on the longest way, which is how Ansible counts."""
-        if name == "all":
-            return 0
-        if name not in self._depths:
-            self._depths[name] = 1 + max((self._depth(parent) for parent in self._parents.get(name, ())), default=0)
+        """Steps from ``all`` on the longest way, which is how Ansible counts; without recursion: chains may be long."""
+        waiting = [name]
+        while waiting:
+            parents = self._parents.get(waiting[-1], set())
+            unknown = [parent for parent in parents if parent not in self._depths]
+            if unknown:
+                waiting.extend(unknown)
+            else:
+                self._depths[waiting.pop()] = max((self._depths[parent] + 1 for parent in parents), default=0)
         return self._depths[name]
-
-
-def expand_range(written: str) -> list[str]:
-    """The names that ``gpu[1:8]``, ``gpu[01:16:5]`` or ``rack[a:c]`` stand for; both ends count. Raises ValueError."""
-    match = _RANGE.search(written)
-    if match is None:
-        return [written]
-    parts = match[1].split(":")
-    if len(parts) not in (2, 3):
-        raise ValueError("a range is [first:last] or [first:last:step]")
-    first, last, step = parts[0], parts[1], parts[2] if len(parts) == 3 else "1"
-    if not (step.isascii() and step.isdigit() and int(step) > 0):
-        raise ValueError("the step of a range is a number above 0")
-    if first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
-        padded = first.startswith("0") and len(first) > 1
-        if padded and len(first) != len(last):
-            raise ValueError("with a leading zero both ends of a range have the same number of digits")
-        numbers = range(int(first), int(last) + 1, int(step))
-        # A range far too long must not be written out before it is refused.
-        items = [str(each).zfill(len(first) if padded else 0) for each in numbers[: _MOST_HOSTS + 1]]
-    elif re.fullmatch("[a-z]{2}|[A-Z]{2}", first + last):
-        items = [chr(each) for each in range(ord(first), ord(last) + 1, int(step))]
-    else:
-        raise ValueError("the ends of a range are two numbers or two letters")
-    if not items:
-        raise ValueError("the range is empty: its end comes before its beginning")
-    rest = expand_range(written[match.end() :])
-    if len(items) * len(rest) > _MOST_HOSTS:
-        raise ValueError(f"the range stands for more than {_MOST_HOSTS} hosts")
-    return [f"{written[: match.start()]}{item}{tail}" for item in items for tail in rest]

@@ -1,11 +1,11 @@
-"""What is wanted on which host: Ansible's YAML inventory layout, its precedence and its host patterns.
+"""What is wanted on which host: Ansible's inventories, their precedence and host patterns.
 
-Pure: reads files below the inventory and ``roles/*/defaults.yml``, opens no connection. Errors are InventoryError with
-the ``file:line`` of every mistake that one load found, or UsageError for a pattern that fits nothing.
+Pure but for programs that print an inventory: reads files, opens no connection. Errors are InventoryError with the
+``file:line`` of every mistake that one load found, or UsageError for a pattern that fits nothing.
 
 Precedence, lowest first: roles/node/defaults.yml (its ``server`` lies below every server), roles/<engine>/defaults.yml
-below each server of that engine, ``vars`` of groups in hosts.yml, group_vars/all, other group_vars, the host's own
-lines in hosts.yml, host_vars. Among groups: the outer ones first, then ansible_group_priority, then the alphabet.
+below each server of that engine, variables of groups in the sources, group_vars/all, other group_vars, the host's own
+lines in the sources, host_vars. Among groups: the outer ones first, then ansible_group_priority, then the alphabet.
 ``servers`` merges key by key, lists are replaced, null drops what lies below; every other variable is replaced whole.
 """
 
@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory.groups import Tree
+from lamplighter.inventory.connection import translate
+from lamplighter.inventory.groups import BUILT_IN, Tree
 from lamplighter.inventory.patterns import Patterns
 from lamplighter.inventory.schema import (
     CONNECTION,
@@ -30,9 +31,11 @@ from lamplighter.inventory.schema import (
     check_thresholds,
 )
 from lamplighter.inventory.scopes import Fleet, Scopes
+from lamplighter.inventory.sources.places import Source, read_sources
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import (
     EMPTY,
+    Lint,
     Origin,
     Problems,
     Value,
@@ -42,8 +45,9 @@ from lamplighter.inventory.values import (
     strip,
     walk,
 )
-from lamplighter.inventory.variables import canonical, read_variables
-from lamplighter.inventory.vault import Vault
+from lamplighter.inventory.variables import VariableFiles, canonical
+from lamplighter.inventory.vault import Vault, opened
+from lamplighter.paths import at_home
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Host:
     origins: Mapping[str, Origin]
     sealed: Mapping[str, str] = field(default_factory=dict)
     """Paths of the values that came out of a vault, with the reference that is shown in their place."""
+    warnings: tuple[Lint, ...] = ()
+    """What looks wrong in what is said of this host."""
 
     def origin(self, path: str) -> Origin | None:
         """Where this is written, or else the closest thing around it."""
@@ -81,7 +87,16 @@ class Host:
             "lab": self.lab,
             "servers": {name: server.to_json() for name, server in self.servers.items()},
             "origins": {path: str(origin) for path, origin in self._all_origins().items()},
-            "lint": [],
+            "lint": [
+                {
+                    "id": each.id,
+                    "level": "warning",
+                    "variable": each.variable,
+                    "message": each.message,
+                    "origin": str(each.origin),
+                }
+                for each in self.warnings
+            ],
         }
 
     def _all_origins(self) -> dict[str, Origin]:
@@ -89,32 +104,36 @@ class Host:
         return {**self.origins, **{path: origin for path, origin in rows.items() if origin is not None}}
 
 
-def load_inventory(path: Path, roles: Path, vault: Vault | None = None) -> Inventory:
-    """The inventory at ``path`` (a directory with hosts.yml, or one file) over the defaults in ``roles``.
+def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | None = None) -> Inventory:
+    """The inventory of one path, or of several ``sources`` as given on a command line, over the defaults in ``roles``.
 
-    Raises InventoryError that lists every mistake in the files themselves; values are checked by ``Inventory.host``.
+    Raises InventoryError that lists every mistake in the sources themselves; values are checked by ``Inventory.host``.
     """
+    given = [str(sources)] if isinstance(sources, Path) else list(sources)
     try:
-        return _load(path, roles, vault or Vault())
+        return _load([Source(each, at_home(each)) for each in given], roles, vault or Vault())
     except OSError as error:
-        raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or shown_path(path)) from error
+        raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or ", ".join(given)) from error
 
 
-def _load(path: Path, roles: Path, vault: Vault) -> Inventory:
-    hosts_file = _find_hosts_file(path)
+def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
     problems = Problems()
     tree = Tree(problems)
-    tree.read(read_mapping(hosts_file, problems))
+    read_sources(sources, tree)
     tree.settle()
-    beside = hosts_file.parent
-    group_files = read_variables(beside / "group_vars", tree.groups, "group", problems)
-    host_files = read_variables(beside / "host_vars", tree.hosts, "host", problems)
+    files = VariableFiles(
+        list(dict.fromkeys(source.directory for source in sources if source.directory is not None)),
+        lambda path, found: opened(read_mapping(path, found), vault, found),
+    )
     defaults = {
         file.parent.name: canonical(read_mapping(file, problems), problems)
         for file in sorted(roles.glob("*/defaults.yml"))
     }
+    if len(problems):  # whoever repairs one file wants to hear of the others, too
+        files.read_all(tree.groups, tree.hosts, problems)
     problems.raise_if_any()
-    return Inventory(tree, group_files, host_files, roles, defaults, path, vault)
+    files.tell_unread({"group": tree.groups, "host": tree.hosts}, problems)
+    return Inventory(tree, files, roles, defaults, sources[0].path, vault)
 
 
 class Inventory:
@@ -123,34 +142,34 @@ class Inventory:
     def __init__(
         self,
         tree: Tree,
-        group_files: Mapping[str, Value],
-        host_files: Mapping[str, Value],
+        files: VariableFiles,
         roles: Path,
         defaults: Mapping[str, Value],
         path: Path,
         vault: Vault,
     ) -> None:
         self._tree = tree
-        self._group_files = group_files
-        self._host_files = host_files
+        self._files = files
         self._defaults = defaults
         self._engines = sorted(file.parent.name for file in roles.glob("*/engine.yml"))
         self._roles = roles
         self.hosts: tuple[str, ...] = tuple(tree.hosts)
-        """All hosts, in the order of hosts.yml."""
+        """All hosts, in the order in which the sources name them."""
         self.groups: Mapping[str, tuple[str, ...]] = MappingProxyType(tree.members())
-        """The hosts of every group, ``all`` and ``ungrouped`` included, in the order of hosts.yml."""
+        """The hosts of every group, ``all`` and ``ungrouped`` included, in the group's order."""
+        self.warnings: tuple[Lint, ...] = tree.problems.warnings
+        """What looks wrong in the sources, or was not read."""
         fleet = Fleet(self.hosts, self.groups, tree.groups_of)
         self._scopes = Scopes(fleet, self._layers, path, vault)
 
     def select(self, patterns: Sequence[str]) -> list[str]:
-        """The hosts that patterns name, as Ansible reads them.
+        """The hosts that patterns name, as Ansible reads them and in its order.
 
-        ``all``, groups, globs, ``a:b``, ``a,b``, ``!x``, ``&x``, ``~regex``; ``group[0]``, ``group[0:2]`` by index.
-        Several patterns count as one joined by commas. Raises UsageError when a name in them is unknown (Ansible skips
-        it, and ``all:!gpu1`` with a typing error would deploy to gpu1) or when nothing is left.
+        ``all``, groups, globs, ``a,b``, ``a:b``, ``!x``, ``&x``, ``~regex``; ``group[0]``, ``group[0:2]`` by index;
+        ``@FILE`` has one a line. Raises UsageError when a name in them is unknown or when nothing is left.
         """
-        return Patterns(self.hosts, self.groups).select(patterns)
+        places = {name: group.origin for name, group in self._tree.groups.items() if name not in BUILT_IN}
+        return Patterns(self.hosts, self.groups, places).select(patterns)
 
     def host(self, name: str) -> Host:
         """The host with its variables merged and checked. Raises InventoryError with all that is wrong with it."""
@@ -172,26 +191,41 @@ class Inventory:
             return None
         merged = self._under_servers(filled)
         self._check_thresholds(merged, problems)
-        variables = strip(merged)
-        checked = check_host(name, variables, problems)
-        servers = self._servers(variables, problems)
-        if checked is None or servers is None:
+        found = Problems()
+        defaults = self._defaults.get("node", EMPTY).entries or {}
+        said = translate(merged.entries or {}, defaults, found)
+        is_strict = said.variables.get("lint", EMPTY).data == "strict"
+        problems.take(found)
+        if is_strict:
+            for lint in found.warnings:
+                problems.add(lint.origin, f"{lint.message} (lint: strict)")
+        servers = strip((merged.entries or {}).get("servers", EMPTY))
+        checked = check_host(name, replace(merged, data=said.variables), problems)
+        wanted = self._servers(servers, problems)
+        if checked is None or wanted is None:
             return None
         connection, root, lab = checked
-        origins = {path: value.origin for path, value in walk(variables)}
-        sealed = {path: value.sealed for path, value in walk(variables) if value.sealed}
-        groups = self._tree.groups_of(name)
-        return Host(name, groups, connection, root, lab, servers, MappingProxyType(origins), MappingProxyType(sealed))
+        variables = Value({**said.variables, "servers": servers}, merged.origin)
+        return Host(
+            name,
+            self._tree.groups_of(name),
+            replace(connection, ssh_options=said.ssh_options),
+            root,
+            lab,
+            wanted,
+            MappingProxyType({path: value.origin for path, value in walk(variables)}),
+            MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
+            found.warnings,
+        )
 
     def _layers(self, name: str, problems: Problems) -> Iterator[Value]:
         groups = self._tree.groups_of(name)
         node = self._defaults.get("node", EMPTY)
         yield replace(node, data={key: each for key, each in (node.entries or {}).items() if key != "server"})
         yield from (self._tree.groups[group].variables for group in groups)
-        # `all` is the outermost group and so comes first here as well.
-        yield from (self._group_files[group] for group in groups if group in self._group_files)
+        yield from self._files.of_groups(groups, problems)
         yield self._tree.hosts[name]
-        yield self._host_files.get(name, EMPTY)
+        yield from self._files.of_host(name, problems)
 
     def _under_servers(self, merged: Value) -> Value:
         """The variables with the defaults of its engine laid below each server."""
@@ -216,12 +250,15 @@ class Inventory:
     def _check_thresholds(self, merged: Value, problems: Problems) -> None:
         servers = (merged.entries or {}).get("servers", EMPTY)
         for name, server in (servers.entries or {}).items():
+            if server.data is None:  # the host does not want it
+                continue
             defaults = (self._below(server).entries or {}).get("checks", EMPTY)
             checks = (server.entries or {}).get("checks", EMPTY)
             check_thresholds(f"servers.{name}.checks", defaults, checks, problems)
 
-    def _servers(self, variables: Value, problems: Problems) -> dict[str, Server] | None:
-        found = (variables.entries or {}).get("servers", EMPTY)
+    def _servers(self, found: Value, problems: Problems) -> dict[str, Server] | None:
+        if found.data is None:
+            return {}
         if found.entries is None:
             problems.add(found.origin, f"servers: must be a mapping of servers by name, not {found.describe()}")
             return None
@@ -255,21 +292,3 @@ class Inventory:
 
 def _entry(value: Value, key: str) -> Value:
     return (value.entries or {}).get(key, value)
-
-
-def _find_hosts_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise InventoryError(
-            "there is no inventory here",
-            origin=shown_path(path),
-            next_step="create hosts.yml in this directory, or set LAMPLIGHTER_INVENTORY",
-        )
-    found = [file for file in (path / "hosts.yml", path / "hosts.yaml") if file.is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InventoryError("hosts.yml and hosts.yaml both exist: keep one", origin=shown_path(path))
-    also = "; the INI format of `hosts` is not read" if (path / "hosts").is_file() else ""
-    raise InventoryError(f"there is no hosts.yml in this directory{also}", origin=shown_path(path))

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from lamplighter.inventory.connection import READ
 from lamplighter.inventory.secrets import is_secret
 from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, plain
 
@@ -310,6 +311,7 @@ class HostVariables(_Frozen):
     known_hosts: Text | None = None
     connect_timeout: Seconds = 10.0
     merge: Literal["deep", "replace"] = "deep"
+    lint: Literal["warn", "strict"] = "warn"
 
 
 #: The variable behind each part of a ConnectionSpec.
@@ -323,9 +325,10 @@ CONNECTION = {
     "host_key_checking": "host_key_checking",
     "known_hosts": "known_hosts",
     "connect_timeout": "connect_timeout",
+    "ssh_options": "ansible_ssh_common_args",
 }
 #: The variables that are ours: what templates in others come to is nothing to us.
-OURS = frozenset({*HostVariables.model_fields, "servers"})
+OURS = READ | {"servers"}
 
 
 @dataclass(frozen=True)
@@ -341,15 +344,13 @@ class ConnectionSpec:
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: str | None = None
     connect_timeout: float = 10.0
+    ssh_options: tuple[tuple[str, str], ...] = ()
+    """Lines of ssh_config for this login alone, before those of the files: keyword in lower case, and value."""
 
 
 def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionSpec, str | None, str | None] | None:
     """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem."""
-    entries = {key: each for key, each in (value.entries or {}).items() if key != "servers"}
-    checking = entries.get("host_key_checking")
-    if checking is not None and checking.data is False and checking.text.lower() == "off":
-        entries["host_key_checking"] = replace(checking, data="off")  # YAML reads the bare word as false
-    found = _validate(HostVariables, replace(value, data=entries), "", problems)
+    found = _validate(HostVariables, value, "", problems)
     if found is None:
         return None
     spec = ConnectionSpec(

@@ -234,6 +234,8 @@ class Templates:
         with self._filling(scope, path, value.origin) as frame:
             try:
                 data = self._content(scope, value)
+                if isinstance(data, Undefined):
+                    str(data)  # says what is undefined
             except SecretMissing as lacking:
                 return Filled(None, max(self._taints[frame], Taint.LOCAL), lacking)
             except UndefinedError as error:

@@ -182,19 +182,68 @@ class Value:
 EMPTY = Value({}, Origin("inventory"))
 
 
+@dataclass(frozen=True)
+class Lint:
+    """What looks wrong and is no error: ``id`` names its kind, ``variable`` the dotted path, where there is one."""
+
+    id: str
+    variable: str
+    message: str
+    origin: Origin | None
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.message}" if self.origin else self.message
+
+
+def value_of(data: object, origin: Origin, text: str | None = None) -> Value:
+    """Python data of a reader without lines of its own as values that all stand at ``origin``."""
+    if isinstance(data, Mapping):
+        return Value({str(key): value_of(each, origin) for key, each in data.items()}, origin)
+    if isinstance(data, list | tuple | set | frozenset):
+        return Value(tuple(value_of(each, origin) for each in data), origin)
+    if isinstance(data, bytes):
+        data = data.decode(errors="replace")
+    if data is None or isinstance(data, str | bool | int | float):
+        return Value(data, origin, text if text is not None else "" if data is None else _written(data))
+    return Value(str(data), origin, str(data))
+
+
+def _written(data: str | bool | int | float) -> str:
+    return str(data).lower() if isinstance(data, bool) else str(data)
+
+
 class Problems:
-    """What is wrong with one load, each with its ``file:line``; raised together as one InventoryError."""
+    """What is wrong with one load, each with its ``file:line``; raised together as one InventoryError.
+
+    ``warnings`` are what looks wrong and stops nothing.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[Origin | None, str], None] = {}
+        self._warnings: dict[Lint, None] = {}
 
     def add(self, origin: Origin | None, message: str) -> None:
         """Note one problem; the same one noted twice (a group value seen from many hosts) counts once."""
         self._found[origin, message] = None
 
+    def warn(self, origin: Origin | None, message: str, kind: str, variable: str = "") -> None:
+        """Note what looks wrong; as with problems, once."""
+        self._warnings[Lint(kind, variable, message, origin)] = None
+
+    @property
+    def warnings(self) -> tuple[Lint, ...]:
+        """Everything that looks wrong and is no error, in the order in which it was found."""
+        return tuple(self._warnings)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What is wrong, each with its place."""
+        return tuple(f"{where}: {message}" if where else message for where, message in self._found)
+
     def take(self, other: Problems) -> None:
         """Note all that ``other`` has found, too."""
         self._found |= other._found
+        self._warnings |= other._warnings
 
     def __len__(self) -> int:
         return len(self._found)
@@ -234,6 +283,13 @@ def merge(low: Value, high: Value) -> Value:
     for key, value in above.items():
         entries[key] = merge(entries[key], value) if key in entries else value
     return Value(entries, high.origin, cut=low.cut)
+
+
+def overlaid(low: Value, high: Value) -> Value:
+    """Variables over variables of the same host or group: each is replaced whole, ``servers`` merges key by key."""
+    below, above = low.entries or {}, high.entries or {}
+    both = {"servers": merge(below["servers"], above["servers"])} if "servers" in below.keys() & above.keys() else {}
+    return Value({**below, **above, **both}, high.origin)
 
 
 def merge_all(layers: Iterable[Value]) -> Value:

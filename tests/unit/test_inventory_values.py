@@ -107,9 +107,7 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
     host = gpu1(
         "ansible_host: '{{ inventory_hostname }}.example.net'\nansible_port: '{{ base + 22 }}'\nbase: 2200\n"
         "become: \"{{ 'no' | bool }}\"\nmodels: /models\n",
-        "    gpus: '{{ [0, 1] }}'\n    env: '{{ common | combine({\"B\": 2}) }}'\n    python: '{{ models }}/py'\n".replace(
-            '{"B": 2}', "{''B'': ''2''}"
-        )
+        "    gpus: '{{ [0, 1] }}'\n    env: '{{ common | combine({''B'': ''2''}) }}'\n    python: '{{ models }}/py'\n"
         + "    served_name: '{{ omit }}'\ncommon: {A: '1'}\n",
     )
     assert (host.connection.host, host.connection.port, host.connection.become) == ("gpu1.example.net", 2222, False)
@@ -128,7 +126,7 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
         ("{{ 5 | no_such_filter }}", "No filter named 'no_such_filter'"),
         ("{{ ().__class__ }}", "unsafe"),
         ("{{ lookup('pipe', 'touch ran') }}", "only env, file, vars"),
-        ("{{ 'x' | int('y') + 'z' }}", "TypeError"),
+        ("{{ 'x' + 1 }}", "TypeError"),
     ],
 )
 def test_what_cannot_be_filled_in_is_an_error_with_its_place(template: str, said: str) -> None:
@@ -262,7 +260,7 @@ def test_a_vaulted_value_where_everybody_would_read_it_is_refused() -> None:
 @pytest.mark.parametrize(
     ("vault", "said"),
     [
-        (lambda: Vault(), "no vault password is given"),
+        (Vault, "no vault password is given"),
         (lambda: password("wrong"), "no password fits"),
         (lambda: Vault(password_sources(["absent"], [], {})), "absent cannot be read"),
     ],
@@ -277,7 +275,7 @@ def test_a_vault_that_cannot_be_opened_refuses_what_needs_it(vault: Any, said: s
 
 
 def test_a_vault_that_is_cut_off_is_damaged() -> None:
-    cut = "\n".join(SEALED.splitlines()[:-1])
+    cut = SEALED.strip()[:-3]
     with pytest.raises(InventoryError, match="is damaged"):
         resolve_secrets(
             gpu1("k: !vault |\n" + indented(cut, 2), "    secrets: {A: '{{ k }}'}\n", password()).servers["s"]
@@ -316,7 +314,7 @@ def test_a_sops_file_is_opened_by_sops_where_it_is_installed(tmp_path: Path, mon
     files = {
         "inventory/hosts.yml": "all: {hosts: {gpu1: }}",
         "inventory/host_vars/gpu1/a.yml": SERVER + "    secrets: {T: '{{ token }}'}\n",
-        "inventory/host_vars/gpu1/b.yml": "token: ENC[AES256_GCM,data:x]\nsops: {version: 3, mac: ENC[x]}\n",
+        "inventory/host_vars/gpu1/b.yml": "token: 'ENC[AES256_GCM,data:x]'\nsops: {version: 3, mac: 'ENC[x]'}\n",
     }
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InventoryError, match="the program sops is not installed"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,21 @@ _QUICK_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _PLAIN_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SECRET = re.compile(r"(env|file):(.+)", re.DOTALL)
+#: Below this name everything is ours, and strict.
+_OURS = "servers"
 #: How a vault begins, of one value or of a whole file.
 VAULT = "$ANSIBLE_VAULT;"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Far above any real inventory: stops a few aliases of aliases from growing into gigabytes.
 _MOST_VALUES = 500_000
+#: Bytes of one file.
+_LARGEST = 64 << 20
 
 
 def read_mapping(path: Path, problems: Problems) -> Value:
     """The mapping that a YAML file holds; an empty file is an empty mapping, a broken one too, with its problem."""
     file = shown_path(path)
-    text = _text_of(path, file, problems)
+    text = read_file(path, file, problems)
     if text is not None and text.startswith(VAULT):
         return Value(Sealed(text, Origin(file, 1)), Origin(file, 1))
     value = read_text(text or "", path, problems)
@@ -51,25 +56,38 @@ def _is_of_sops(value: Value) -> bool:
 def read_text(text: str, path: Path, problems: Problems) -> Value:
     """The mapping that the text of the file at ``path`` holds, as ``read_mapping`` reads it."""
     file = shown_path(path)
-    top = Value({}, Origin(file, 1))
-    node = _compose(text, file, problems)
-    if node is None:
-        return top
-    try:
-        value = _Reading(path, file, problems).value(node)
-    except RecursionError:
-        problems.add(Origin(file), "values are nested too deeply")
-        return top
+    value = read_any(text, path, problems)
     if value.data is None:
-        return top
+        return Value({}, Origin(file, 1))
     if value.entries is None:
         problems.add(value.origin, f"the file must hold a mapping, not {value.describe()}")
-        return top
+        return Value({}, Origin(file, 1))
     return value
 
 
-def _text_of(path: Path, file: str, problems: Problems) -> str | None:
+def read_any(text: str, path: Path, problems: Problems) -> Value:
+    """What the text of the file at ``path`` holds; nothing where it is empty or broken."""
+    file = shown_path(path)
+    node = _compose(text, file, problems)
+    if node is None:
+        return Value(None, Origin(file, 1))
     try:
+        return _Reading(path, file, problems).value(node)
+    except RecursionError:
+        problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
+        return Value(None, Origin(file, 1))
+
+
+def read_file(path: Path, file: str, problems: Problems) -> str | None:
+    """The text of a file; None after a problem. Nothing but a regular file is opened: others never end, or wait."""
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            problems.add(Origin(file), "is no regular file, so it is not opened")
+            return None
+        if about.st_size > _LARGEST:
+            problems.add(Origin(file), f"is larger than {_LARGEST >> 20} MiB, so it is not opened")
+            return None
         raw = path.read_bytes()
     except OSError as error:
         problems.add(Origin(file), f"cannot be read: {error.strerror}")
@@ -80,6 +98,20 @@ def _text_of(path: Path, file: str, problems: Problems) -> str | None:
         line = raw.count(b"\n", 0, error.start) + 1
         problems.add(Origin(file, line), f"not UTF-8 text (byte 0x{raw[error.start]:02x}): save the file as UTF-8")
         return None
+
+
+def _deepest_line(text: str) -> int:
+    """The line on which values are nested deeper than anywhere else; 0 where the text does not tell."""
+    depth = deepest = line = 0
+    with contextlib.suppress(yaml.YAMLError, RecursionError):
+        for event in yaml.parse(text, Loader=_QUICK_LOADER):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > deepest:
+                    deepest, line = depth, event.start_mark.line + 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+    return line
 
 
 def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
@@ -97,7 +129,7 @@ def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         problems.add(Origin(file, mark.line + 1 if mark else 0), _syntax_message(error))
     except RecursionError:
-        problems.add(Origin(file), "values are nested too deeply")
+        problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
     return None
 
 
@@ -126,6 +158,7 @@ class _Reading:
         self._values: dict[int, tuple[Value, int]] = {}
         self._open: set[int] = set()
         self._oversized = False
+        self._below_ours = 0
 
     def value(self, node: yaml.Node) -> Value:
         return self._sized(node)[0]
@@ -174,24 +207,32 @@ class _Reading:
     def _mapping(self, node: yaml.MappingNode, origin: Origin) -> tuple[Value, int]:
         own: dict[str, Value] = {}
         inherited: dict[str, Value] = {}
-        lines: dict[str, int] = {}
         size = 1
         for key_node, value_node in node.value:
             name = self._key(key_node)
             if name is None:
                 continue
             here = self._origin(key_node)
-            if name in lines:
-                self.problems.add(here, f"{name} is given twice in one mapping (first on line {lines[name]})")
-                continue
-            lines[name] = here.line
+            is_ours = name == _OURS
+            self._below_ours += is_ours
             each, count = self._sized(value_node)
+            self._below_ours -= is_ours
             size += count
             if key_node.tag == _TAG + "merge":
-                inherited = self._merged(each, here)
-            else:
-                own[name] = replace(each, origin=here)
+                inherited |= self._merged(each, here)
+                continue
+            if name in own:
+                self._complain_of_second(name, here, own[name].origin)
+            own[name] = replace(each, origin=here)
         return self._within_limit(Value({**inherited, **own}, origin), size)
+
+    def _complain_of_second(self, name: str, here: Origin, first: Origin) -> None:
+        """Ansible takes the last of several with a warning, and so do we; what is ours must be said once."""
+        message = f"{name} is given twice in one mapping (first on line {first.line})"
+        if self._below_ours:
+            self.problems.add(here, message)
+        else:
+            self.problems.warn(here, f"{message}: the last one counts", "given-twice", name)
 
     def _merged(self, value: Value, here: Origin) -> dict[str, Value]:
         """What ``<<`` brings: of several mappings the first one wins, as YAML has it."""
