@@ -6,10 +6,14 @@ and shell completion need none.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from invoke.collection import Collection
 from invoke.context import Context
@@ -26,10 +30,33 @@ HELP = {
 }
 READING = {name: HELP[name] for name in ("host", "server", "json")}
 
+#: Options of every task on hosts: they become settings of the tool, as if they stood in Invoke's configuration.
+EVERYWHERE = {
+    "vault_password_file": "file or script that gives the password of vaulted values; may be repeated "
+    "(default: ANSIBLE_VAULT_PASSWORD_FILE)",
+    "vault_id": "ID@FILE: the password of the values sealed for that vault id; may be repeated",
+}
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+
+def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., Any]]:
+    """Make a task of a function that takes ``host``, with the options of EVERYWHERE beside its own."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def run(c: Context, *values: Any, **given: Any) -> None:
+            for name in EVERYWHERE:
+                c.config.lamplighter[name] = given.pop(name, [])
+            body(c, *values, **given)
+
+        own = inspect.signature(body)
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in EVERYWHERE]
+        vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
+        return task(run, auto_shortflags=False, iterable=["host", *EVERYWHERE], help={**flags, **EVERYWHERE})
+
+    return decorate
+
+
+@on_hosts(
     help={
         **HELP,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
@@ -62,9 +89,7 @@ def deploy(
     )
 
 
-@task(
-    auto_shortflags=False, iterable=["host"], help={**HELP, "to": "release digest (default: the last other good one)"}
-)
+@on_hosts(flags={**HELP, "to": "release digest (default: the last other good one)"})
 def rollback(
     c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
@@ -74,7 +99,7 @@ def rollback(
     command.run(command.settings_from(c, as_json=json, server=server, to=to), host, server, "rollback", wait, to=to)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
@@ -82,9 +107,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     command.run(command.settings_from(c, as_json=json, server=server), host, server, "stop", wait)
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+@on_hosts(
     help={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
 )
 def undeploy(
@@ -96,7 +119,7 @@ def undeploy(
     command.run(command.settings_from(c, as_json=json, server=server), host, server, "undeploy", wait, stop=stop)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
@@ -104,7 +127,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.run(command.settings_from(c, as_json=json, server=server), host, server, "start", wait)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
@@ -112,7 +135,7 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     command.run(command.settings_from(c, as_json=json, server=server), host, server, "restart", wait)
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
+@on_hosts(flags={**READING, "run": "id of the run (default: the last one)"})
 def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
@@ -121,7 +144,7 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the one at work)"})
+@on_hosts(flags={**READING, "run": "id of the run (default: the one at work)"})
 def cancel(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
     from lamplighter.run import command
@@ -130,7 +153,7 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
+@on_hosts(flags=READING)
 def releases(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """List the releases on the node: good or bad, current, adopted, age, size, what `rollback` takes. Reads only."""
     from lamplighter.report import releases_text
@@ -146,7 +169,7 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
+@on_hosts(flags=READING)
 def env(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Look into every live worker: does it carry the variables? Reads only; exit 8 on a difference."""
     from lamplighter.report.environment import env_text
@@ -163,7 +186,7 @@ def env(c: Context, host: list[str], server: str | None = None, json: bool = Fal
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
+@on_hosts(flags=READING)
 def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
     from lamplighter.report import check_text
@@ -180,9 +203,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+@on_hosts(
     help={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
 )
 def status(
@@ -205,9 +226,7 @@ def status(
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+@on_hosts(
     help={
         **READING,
         "only": "pytest -k expression: run only these checks",
@@ -243,9 +262,7 @@ def verify(
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+@on_hosts(
     help={
         "host": HELP["host"],
         "server": HELP["server"],
@@ -268,9 +285,7 @@ def logs(
     command.print_logs(command.settings_from(c, server=server, run=run), host, server, lines, follow, run)
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
+@on_hosts(
     help={
         "log": "a server's log: a file, gzip or not, or - for stdin; nothing else is opened",
         "engine": "whose log it is (default: guessed from it)",
@@ -297,7 +312,7 @@ def diagnose(
     doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
 
 
-@task(auto_shortflags=False, iterable=["host"], help={"host": HELP["host"], "json": HELP["json"]})
+@on_hosts(flags={"host": HELP["host"], "json": HELP["json"]})
 def config(c: Context, host: list[str], json: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
     from lamplighter.run import command
@@ -400,4 +415,4 @@ ns = Collection(
 )
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all, soak))
-ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})
+ns.configure({"lamplighter": {"inventory": "inventory", "debug": False, "vault_password_file": [], "vault_id": []}})
