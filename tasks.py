@@ -57,7 +57,7 @@ def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callab
 
 
 @on_hosts(
-    help={
+    flags={
         **HELP,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
         "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
@@ -108,7 +108,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
 
 
 @on_hosts(
-    help={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+    flags={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
 )
 def undeploy(
     c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: str = "0"
@@ -204,7 +204,7 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
 
 
 @on_hosts(
-    help={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
+    flags={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
 )
 def status(
     c: Context, host: list[str], server: str | None = None, json: bool = False, watch: str | None = None
@@ -227,7 +227,7 @@ def status(
 
 
 @on_hosts(
-    help={
+    flags={
         **READING,
         "only": "pytest -k expression: run only these checks",
         "k": "the same as --only",
@@ -263,7 +263,7 @@ def verify(
 
 
 @on_hosts(
-    help={
+    flags={
         "host": HELP["host"],
         "server": HELP["server"],
         "lines": "how many of the last lines",
@@ -286,7 +286,7 @@ def logs(
 
 
 @on_hosts(
-    help={
+    flags={
         "log": "a server's log: a file, gzip or not, or - for stdin; nothing else is opened",
         "engine": "whose log it is (default: guessed from it)",
         "engine_version": "of which version (default: guessed)",
