@@ -187,19 +187,42 @@ def env(c: Context, host: list[str], server: str | None = None, json: bool = Fal
 
 
 @on_hosts(flags=READING)
-def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+def plan(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """Show what a deploy would change against what serves, and stop. Reads only; exit 12 where changes are pending."""
+    from lamplighter.report import plan_text
+    from lamplighter.run import command
+    from lamplighter.run import verify as checks
+
+    settings = command.settings_from(c, as_json=json, server=server)
+    command.read(
+        settings,
+        host,
+        server,
+        "plan",
+        lambda session, servers: {
+            one.name: {**session.plan(one), "checks": checks.check_names(one, PROJECT, settings.inventory)}
+            for one in servers
+        },
+        plan_text,
+        command.judge_plan,
+    )
+
+
+@on_hosts(flags={**READING, "diff": "show what a deploy would change, too, as `plan` does"})
+def check(c: Context, host: list[str], server: str | None = None, json: bool = False, diff: bool = False) -> None:
     """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
-    from lamplighter.report import check_text
+    from lamplighter.report import check_text, plan_text
     from lamplighter.run import command
 
+    settings = command.settings_from(c, as_json=json, server=server)
     command.read(
-        command.settings_from(c, as_json=json, server=server),
+        settings,
         host,
         server,
         "check",
-        lambda session, servers: {one.name: session.check(one) for one in servers},
-        check_text,
-        command.judge_findings,
+        lambda session, servers: {one.name: session.plan(one) if diff else session.check(one) for one in servers},
+        (lambda found: f"{check_text(found)}\n\n{plan_text(found)}") if diff else check_text,
+        command.judge_plan if diff else command.judge_findings,
     )
 
 
@@ -404,6 +427,7 @@ ns = Collection(
     undeploy,
     attach,
     cancel,
+    plan,
     check,
     env,
     status,

@@ -368,6 +368,37 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     }
 
 
+def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Answer as ``check`` does, with what serves: its state, its release with plan and files, its drift.
+
+    And which secrets of the request are others than those of that release. Reads only.
+    """
+    home = server_home(root, request["server"]["name"])
+    release = home.current_release()
+    secrets = request.get("secrets")
+    return {
+        **check(request, root),
+        "status": _status_of(home, request["host"]),
+        "current": None if release is None else _described(release),
+        "changed_secrets": [] if secrets is None else _changed_secrets(release, request),
+        "drift": standing.find_drift(home, None).to_json(),
+    }
+
+
+def _described(release: ReleaseDirectory) -> dict[str, Any]:
+    """Return plan and files of a release; of one that was adopted no file, since its owner's secrets may be in it."""
+    known = release.read_plan() or {}
+    found: dict[str, Any] = {"name": release.name, "digest": release.digest, "server": known.get("server"), "files": {}}
+    if known.get("adopted"):
+        return {**found, "adopted": True, "server": {**known["server"], "argv": [], "secrets": []}}
+    stored = read_json(os.path.join(release.path, "release.json"), files=dict) or {"files": {}}
+    for name in stored["files"]:
+        text = files.read_text(os.path.join(release.path, name))
+        if text is not None:
+            found["files"][name] = text
+    return found
+
+
 def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Return all that checks may ask about the node and one server, its status and its drift included."""
     plan = Plan.load(request["server"])
@@ -552,5 +583,6 @@ READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "diagnose": hindsight.diagnose,
     "env": env,
     "facts": facts,
+    "plan": preview,
     "releases": releases,
 }

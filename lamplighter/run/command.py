@@ -418,6 +418,12 @@ def judge_environment(answer: Mapping[str, Any]) -> Exit:
     return Exit.DEGRADED if answer.get("state") in ("differs", "stopped") else Exit.OK
 
 
+def judge_plan(answer: Mapping[str, Any]) -> Exit:
+    """Return 3 where a deploy would be refused, 12 where it would change something, else 0."""
+    refused = judge_findings(answer)
+    return refused if refused is not Exit.OK else Exit.CHANGES if answer["is_pending"] else Exit.OK
+
+
 def judge_findings(answer: Mapping[str, Any]) -> Exit:
     """Return what the findings of a ``check`` would make of a deploy."""
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
