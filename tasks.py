@@ -335,12 +335,35 @@ def diagnose(
     doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server)
 
 
-@on_hosts(flags={"host": HELP["host"], "json": HELP["json"]})
-def config(c: Context, host: list[str], json: bool = False) -> None:
+@on_hosts(
+    flags={
+        "host": HELP["host"],
+        "json": HELP["json"],
+        "diff": "show in what this host differs from --host",
+        "schema": "print the JSON Schema of our variables, for editors, and nothing else",
+    }
+)
+def config(c: Context, host: list[str], json: bool = False, diff: str | None = None, schema: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
-    from lamplighter.run import command
+    from lamplighter.run import command, local
 
-    command.print_config(command.settings_from(c, as_json=json), host)
+    settings = command.settings_from(c, as_json=json, diff=diff)
+    if schema:
+        local.print_schema(settings)
+    elif diff is not None:
+        local.print_difference(settings, [*host, diff])
+    else:
+        command.print_config(settings, host)
+
+
+@on_hosts(
+    flags={"host": HELP["host"], "server": HELP["server"], "out": "the directory to write to: HOST/SERVER below it"}
+)
+def render(c: Context, host: list[str], server: str | None = None, out: str | None = None) -> None:
+    """Write launch.sh, sitecustomize.py and what else a deploy would send, without secrets. Opens no connection."""
+    from lamplighter.run import command, local
+
+    local.render(command.settings_from(c, server=server, out=out), host, server, out)
 
 
 @task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
@@ -435,6 +458,7 @@ ns = Collection(
     logs,
     diagnose,
     config,
+    render,
     test,
 )
 ns.add_collection(Collection("lab", up, down))

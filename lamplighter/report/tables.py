@@ -7,7 +7,7 @@ print with ``--json``; a missing field leaves its place empty. A host without se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lamplighter.report.summary import table
@@ -134,6 +134,11 @@ def plan_text(data: Hosts) -> str:
             found = _items(changes.get(key))
             lines += [f"  {heading}:", *(f"    {_changed(each)}" for each in found)] if found else []
         for name, diff in (changes.get("files") or {}).items():
+            if str(diff).count("\n@@ ") == 1 and "\n@@ -0,0 " in str(diff):
+                lines.append(
+                    f"  {clean(name)}: new, {plural(str(diff).count(chr(10)) - 2, 'line')} (`render` writes it)"
+                )
+                continue
             lines += [f"  {clean(name)}:", *(f"    {line}" for line in map(_indented, str(diff).splitlines()))]
         lines += [f"  {note}" for note in _drift_notes(server.get("drift"))]
         lines += _would_stop(_items(server.get("would_stop")))
@@ -220,6 +225,21 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
             told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}"
             text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
     return "\n".join(text) or "no hosts"
+
+
+def difference_text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
+    """In what two hosts differ: ``found`` [{variable, values of both, origins of both}]."""
+    if not found:
+        return f"{clean(names[0])} and {clean(names[1])} are alike"
+    rows = [
+        (clean(each["variable"]), *(f"{_value(value)}  {clean(origin)}".rstrip() for value, origin in _pairs(each)))
+        for each in found
+    ]
+    return "\n".join(table(("variable", *map(clean, names)), rows))
+
+
+def _pairs(different: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(different["values"], different["origins"], strict=True)
 
 
 def _leaves(value: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
