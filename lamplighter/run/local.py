@@ -19,7 +19,6 @@ from lamplighter.release.release import ReleaseFile, build_release
 from lamplighter.report import difference_text
 from lamplighter.run.command import PROJECT, Settings, guarded, say
 
-
 #: What `render` wrote into a directory: digests by name.
 _RECORD = ".rendered.json"
 
