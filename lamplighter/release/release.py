@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import lamplighter
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.secrets import SecretWord
-from lamplighter.release.render import Templates
+from lamplighter.release.render import FromVariable, Templates
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Host, Server
@@ -147,10 +147,11 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
     return files
 
 
-def _words(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """The command line for the launch script: each word as text, or as the variable that holds it."""
+def _words(plan: dict[str, Any]) -> list[str]:
+    """The command line for the launch script, which takes its secret words from variables."""
     variables = {place: name for name, place in plan.get("argv_secrets", {}).items()}
-    return [{"text": word, "variable": variables.get(place)} for place, word in enumerate(plan["argv"])]
+    words: list[str] = plan["argv"]
+    return [FromVariable(variables[place]) if place in variables else word for place, word in enumerate(words)]
 
 
 def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:
