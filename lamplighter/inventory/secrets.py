@@ -39,15 +39,15 @@ def settled(server: Value, path: str, problems: Problems) -> Value:
     env = entries.get("env")
     if env is not None and env.entries is not None:
         kept, moved = _parted(env.entries, f"{path}.env", problems)
+        secrets = entries.get("secrets", Value({}, env.origin))
+        known = secrets.entries or {}
+        for name in known.keys() & {**kept, **moved}.keys():
+            place = {**kept, **moved}[name].origin
+            problems.add(
+                known[name].origin, f"{path}.secrets.{name}: also stands under env ({place}): keep one of them"
+            )
         entries["env"] = replace(env, data=kept)
-        if moved:
-            secrets = entries.get("secrets", Value({}, env.origin))
-            known = secrets.entries or {}
-            for name in known.keys() & moved.keys():
-                problems.add(
-                    moved[name].origin,
-                    f"{path}.secrets.{name}: also stands under env ({moved[name].origin}): keep one of them",
-                )
+        if moved and secrets.entries is not None:
             entries["secrets"] = replace(secrets, data={**known, **moved})
     return replace(server, data=entries)
 
