@@ -9,7 +9,7 @@ from lamplighter.inventory.schema import (
     Stale,
     Timeouts,
 )
-from lamplighter.inventory.secrets import SecretWord, resolve_secrets
+from lamplighter.inventory.secrets import SecretWord, resolve_secrets, secret_words
 from lamplighter.inventory.values import Origin, SecretRef
 from lamplighter.inventory.vault import Vault, password_sources
 
@@ -29,4 +29,5 @@ __all__ = [
     "load_inventory",
     "password_sources",
     "resolve_secrets",
+    "secret_words",
 ]

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
-from jinja2 import Undefined
+from jinja2 import Undefined, pass_environment
 from jinja2.filters import do_max, do_min, do_unique
-from jinja2.filters import pass_environment as with_environment
 
 _TRUE = ("true", "yes", "on", "1", "y", "t")
 _UUIDS = uuid.UUID("361e6d51-faec-444a-9079-341386da8e2e")  # the name space that Ansible's to_uuid counts in
@@ -94,7 +93,7 @@ def regex_replace(
 def regex_search(
     value: object, pattern: str, *groups: str, ignorecase: bool = False, multiline: bool = False
 ) -> str | list[str] | None:
-    """The first fit, or the groups of it that are named (``\\1``, ``\\g<name>``); None where nothing fits."""
+    r"""The first fit, or the groups of it that are named (``\1``, ``\g<name>``); None where nothing fits."""
     found = re.search(pattern, str(value), _flags(ignorecase, multiline))
     if found is None:
         return None
@@ -158,12 +157,16 @@ def from_json(value: str) -> object:
 
 def to_yaml(value: object, indent: int | None = None, **options: Any) -> str:
     """The value as YAML."""
-    return yaml.dump(realized(value), indent=indent, allow_unicode=True, default_flow_style=None, **_kept(options))
+    return _dumped(value, default_flow_style=None, indent=indent, **_kept(options))
 
 
 def to_nice_yaml(value: object, indent: int = 4, **options: Any) -> str:
     """The value as YAML for people."""
-    return yaml.dump(realized(value), indent=indent, allow_unicode=True, default_flow_style=False, **_kept(options))
+    return _dumped(value, default_flow_style=False, indent=indent, **_kept(options))
+
+
+def _dumped(value: object, **options: Any) -> str:
+    return str(yaml.dump(realized(value), allow_unicode=True, **options))
 
 
 def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,19 +319,19 @@ def product(*lists: Iterable[Any]) -> list[list[Any]]:
     return [list(each) for each in itertools.product(*lists)]
 
 
-@with_environment
+@pass_environment
 def greatest(environment: Any, value: Iterable[Any], **options: Any) -> Any:
     """The greatest."""
     return do_max(environment, list(value), **options)
 
 
-@with_environment
+@pass_environment
 def least(environment: Any, value: Iterable[Any], **options: Any) -> Any:
     """The least."""
     return do_min(environment, list(value), **options)
 
 
-@with_environment
+@pass_environment
 def unique(environment: Any, value: Iterable[Any], case_sensitive: bool = True, attribute: Any = None) -> list[Any]:
     """Each item once, where it comes first."""
     if attribute is None and case_sensitive:
@@ -353,7 +356,7 @@ def human_readable(value: float, isbits: bool = False, unit: str | None = None) 
     word = "bits" if isbits else "Bytes"
     for name, size in reversed(_BYTES.items()):
         if (unit is None and value >= size) or (unit is not None and unit.upper()[:1] == name):
-            return f"{value / size:.2f} {word if name == 'B' else name + word[0].replace('b', 'b')}"
+            return f"{value / size:.2f} {word if name == 'B' else name + word[0]}"
     return f"{value:.2f} {word}"
 
 
@@ -420,15 +423,15 @@ def falsy(value: object, convert_bool: bool = False) -> bool:
 FILTERS: dict[str, Callable[..., Any]] = {
     "b64decode": b64decode,
     "b64encode": b64encode,
-    "basename": lambda path: posixpath.basename(path),
+    "basename": posixpath.basename,
     "bool": boolean,
     "checksum": lambda value: digest(value, "sha1"),
     "combine": combine,
     "comment": comment,
     "dict2items": dict2items,
     "difference": difference,
-    "dirname": lambda path: posixpath.dirname(path),
-    "expanduser": lambda path: os.path.expanduser(path),
+    "dirname": posixpath.dirname,
+    "expanduser": os.path.expanduser,
     "extract": extract,
     "flatten": flatten,
     "from_json": from_json,
@@ -449,7 +452,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "regex_findall": regex_findall,
     "regex_replace": regex_replace,
     "regex_search": regex_search,
-    "relpath": lambda path, start: posixpath.relpath(path, start),
+    "relpath": posixpath.relpath,
     "sha1": lambda value: digest(value, "sha1"),
     "split": split,
     "splitext": lambda path: list(posixpath.splitext(path)),
@@ -463,20 +466,20 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "type_debug": lambda value: type(value).__name__,
     "union": union,
     "unique": unique,
-    "urldecode": lambda value: urllib.parse.unquote_plus(value),
+    "urldecode": urllib.parse.unquote_plus,
     "urlsplit": urlsplit,
     "zip": zipped,
 }
 
 TESTS: dict[str, Callable[..., bool]] = {
-    "abs": lambda path: posixpath.isabs(path),
-    "all": lambda values: all(values),
-    "any": lambda values: any(values),
+    "abs": posixpath.isabs,
+    "all": all,
+    "any": any,
     "contains": contains,
-    "directory": lambda path: os.path.isdir(path),
-    "exists": lambda path: os.path.exists(path),
+    "directory": os.path.isdir,
+    "exists": os.path.exists,
     "falsy": falsy,
-    "file": lambda path: os.path.isfile(path),
+    "file": os.path.isfile,
     "issubset": is_subset,
     "issuperset": is_superset,
     "match": matches,

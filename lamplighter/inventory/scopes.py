@@ -1,7 +1,7 @@
 """What is said about each host, merged, and filled in where it is ours: the ground that templates stand on.
 
 Of several layers the higher one wins, as in Ansible. Only ``servers`` merges key by key, unless ``merge: replace`` is
-said for the host; every other variable is replaced whole, so that other people's variables mean what they mean to Ansible.
+said for the host; every other variable is replaced whole, so that other people's variables mean what they mean there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Fleet:
 class Scopes:
     """The variables of every host of a fleet.
 
-    ``layers_of`` gives what is said about a host, lowest first, and notes what is wrong in it. ``path`` is the inventory.
+    ``layers_of`` gives what is said about a host, lowest first, and notes what is wrong in it.
     """
 
     def __init__(

@@ -1,12 +1,14 @@
 """Where a secret of a server may stand, and what becomes of it: its value never leaves for a plan, a digest or a page.
 
-What came out of a vault, of ``!secret``, or through ``lookup`` from this machine's environment or files is a secret under
-``secrets``, ``env``, ``args`` and ``extra_args``. There it travels on its own, and rests in the release's ``env`` (0600).
-Anywhere else a ``lookup`` is plain, since a path or a port is told to everybody, and what lay in a vault is refused.
+What came out of a vault, of ``!secret``, or through ``lookup`` from this machine's environment or files is a secret
+under ``secrets``, ``env``, ``args`` and ``extra_args``. There it travels on its own, and rests in the release's ``env``
+(0600). Anywhere else a ``lookup`` is plain, since a path or a port is told to everybody, and what lay in a vault is
+refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,15 +39,15 @@ def settled(server: Value, path: str, problems: Problems) -> Value:
     env = entries.get("env")
     if env is not None and env.entries is not None:
         kept, moved = _parted(env.entries, f"{path}.env", problems)
+        secrets = entries.get("secrets", Value({}, env.origin))
+        known = secrets.entries or {}
+        for name in known.keys() & {**kept, **moved}.keys():
+            place = {**kept, **moved}[name].origin
+            problems.add(
+                known[name].origin, f"{path}.secrets.{name}: also stands under env ({place}): keep one of them"
+            )
         entries["env"] = replace(env, data=kept)
-        if moved:
-            secrets = entries.get("secrets", Value({}, env.origin))
-            known = secrets.entries or {}
-            for name in known.keys() & moved.keys():
-                problems.add(
-                    moved[name].origin,
-                    f"{path}.secrets.{name}: also stands under env ({moved[name].origin}): keep one of them",
-                )
+        if moved and secrets.entries is not None:
             entries["secrets"] = replace(secrets, data={**known, **moved})
     return replace(server, data=entries)
 
@@ -99,8 +101,8 @@ def unwrapped(value: Value, path: str, problems: Problems, *, may_be_sealed: boo
 def resolve_secrets(server: Server) -> dict[str, str]:
     """The secrets of a server by the variable that carries them. Never print the result.
 
-    Reads this machine's environment and files. Raises InventoryError that lists every secret that cannot be had, without
-    any value.
+    Reads this machine's environment and files. Raises InventoryError that lists every secret that cannot be had,
+    without any value.
     """
     problems = Problems()
     named = {name: (f"secrets.{name}", secret) for name, secret in server.secrets.items()}
@@ -131,7 +133,7 @@ class SecretWord(str):
     @classmethod
     def at(cls, path: str, secret: Secret) -> SecretWord:
         """The word of the setting at ``path``, below its server."""
-        variable = f"LAMPLIGHTER_{''.join(each if each.isalnum() else '_' for each in path).upper()}"
+        variable = f"LAMPLIGHTER_{re.sub(r'[^A-Za-z0-9]', '_', path).upper()}"
         word = cls(f"${variable}")
         word.variable, word.path, word.secret = variable, path, secret
         return word
@@ -139,22 +141,24 @@ class SecretWord(str):
 
 def secret_words(server: Server) -> list[SecretWord]:
     """The arguments of a server that are secrets."""
-    words = []
-    for name, value in server.args.items():
-        items = value if isinstance(value, tuple) else (value,)
-        words += [
-            each for each in (argument(name, place, item) for place, item in enumerate(items)) if each is not None
-        ]
-    words += [
-        SecretWord.at(f"extra_args.{place}", each)
-        for place, each in enumerate(server.extra_args)
-        if isinstance(each, SecretRef | FilledSecret)
+    words = [
+        word(name, place, each)
+        for name, value in server.args.items()
+        for place, each in enumerate(value if isinstance(value, tuple) else (value,))
     ]
-    return words
+    words += [extra_word(place, each) for place, each in enumerate(server.extra_args)]
+    return [each for each in words if isinstance(each, SecretWord)]
 
 
-def argument(name: str, place: int, value: object) -> SecretWord | None:
-    """The word for the value of a flag (the one at ``place``, where it is repeated) if that is a secret."""
-    if not isinstance(value, SecretRef | FilledSecret):
-        return None
-    return SecretWord.at(f"args.{name}" + (f".{place + 1}" if place else ""), value)
+def word(name: str, place: int, value: object) -> str:
+    """The word for the value of a flag, the one at ``place`` where the flag is repeated."""
+    return _word(f"args.{name}" + (f".{place + 1}" if place else ""), value)
+
+
+def extra_word(place: int, value: object) -> str:
+    """The word for an item of ``extra_args``."""
+    return _word(f"extra_args.{place + 1}", value)
+
+
+def _word(path: str, value: object) -> str:
+    return SecretWord.at(path, value) if isinstance(value, SecretRef | FilledSecret) else str(value)

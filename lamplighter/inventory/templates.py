@@ -1,8 +1,8 @@
 """Templates in values: each is filled in when it is asked for, from the variables of its host, as Ansible does it.
 
-Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the type of
-``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or out of
-this machine's environment or files, taints every value that it took part in: nobody can launder a secret by a filter.
+Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the
+type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or out
+of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
 
 Reads files and the environment of this machine, where a ``lookup`` says so; starts nothing.
 """
@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, Undefined, pass_context
 from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.nativetypes import NativeCodeGenerator
-from jinja2.runtime import Context, missing
+from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
+from jinja2.utils import missing
 
 from lamplighter.inventory import filters
 from lamplighter.inventory.values import (
@@ -39,8 +40,7 @@ from lamplighter.paths import at_home
 
 _MARKS = ("{{", "{%", "{#")
 _SCOPE = "\0scope"
-#: Known only while a play runs on the host.
-_OF_A_PLAY = ("ansible_facts", "ansible_play_hosts", "ansible_play_batch", "ansible_check_mode", "ansible_version")
+_NO_TEMPLATE = " (!unsafe makes it mere text)"
 
 
 class Taint(enum.IntEnum):
@@ -65,12 +65,12 @@ class _NotSet(str):
     __slots__ = ("name",)
     name: str
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def refuse(self, *_: object) -> NoReturn:
         raise SecretMissing(
             f"the environment variable {self.name} is not set", None, f"export {self.name} on this machine"
         )
 
-    __str__ = __add__ = __radd__ = __format__ = __mod__ = _refuse  # type: ignore[assignment]
+    __str__ = __add__ = __radd__ = __format__ = __mod__ = refuse
 
 
 class _Undefined(StrictUndefined):
@@ -81,7 +81,7 @@ class _Undefined(StrictUndefined):
             raise AttributeError(name)
         return self
 
-    def __getitem__(self, _: object) -> _Undefined:
+    def __getitem__(self, _: object) -> _Undefined:  # type: ignore[override]
         return self
 
 
@@ -163,7 +163,7 @@ class Templates:
             found = self.fill(filled.data.scope, filled.data.path, filled.data.value, problems)
             return replace(found, origin=source.origin)
         if isinstance(filled.data, Undefined):
-            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}")
+            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}{_NO_TEMPLATE}")
             return replace(source, data=None)
         try:
             return _value(filters.realized(filled.data), source, filled.taint)
@@ -234,12 +234,14 @@ class Templates:
         with self._filling(scope, path, value.origin) as frame:
             try:
                 data = self._content(scope, value)
+                if isinstance(data, Undefined):
+                    str(data)  # says what is undefined
             except SecretMissing as lacking:
                 return Filled(None, max(self._taints[frame], Taint.LOCAL), lacking)
             except UndefinedError as error:
-                raise TemplateFault(str(error.message), is_undefined=True) from None
+                raise TemplateFault(f"{error.message}{_NO_TEMPLATE}", is_undefined=True) from None
             except TemplateSyntaxError as error:
-                raise TemplateFault(f"no template: {error.message}") from None
+                raise TemplateFault(f"no template: {error.message}{_NO_TEMPLATE}") from None
             except RecursionError:
                 raise TemplateFault("templates stand in each other too deeply") from None
             except SecurityError as error:
@@ -305,7 +307,7 @@ def _value(data: object, source: Value, taint: Taint) -> Value:
     if isinstance(data, Undefined):
         raise TypeError(_undefined(data))
     if data is OMIT or data is None:
-        return Value(data, source.origin)  # type: ignore[arg-type]
+        return Value(OMIT if data is OMIT else None, source.origin)
     if isinstance(data, _NotSet):
         return _value_of_nothing(data, source)
     if not isinstance(data, str | int | float):
@@ -323,7 +325,7 @@ def _value(data: object, source: Value, taint: Taint) -> Value:
 
 def _value_of_nothing(data: _NotSet, source: Value) -> Value:
     try:
-        data._refuse()
+        data.refuse()
     except SecretMissing as lacking:
         return Value(FilledSecret(_reference(source), "", source.origin, lacking), source.origin)
 

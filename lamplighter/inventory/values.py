@@ -122,7 +122,7 @@ class FilledSecret:
     def resolve(self) -> str:
         """The secret itself. Raises InventoryError (which never quotes it) when it is absent or empty."""
         if self.missing is not None:
-            raise SecretMissing(self.missing.what, self.missing.origin or self.origin, self.missing.next_step)
+            raise SecretMissing(self.missing.what, self.origin, self.missing.next_step)
         if not self.text:
             raise SecretMissing(f"{self.reference} is empty", self.origin)
         return self.text

@@ -114,7 +114,11 @@ class Vault:
                 raise SecretMissing(f"{sealed} holds no UTF-8 text", sealed.origin) from None
         tried = ", ".join(str(source.path) for source in self.sources)
         which = f" (it was sealed for the vault id {label})" if label else ""
-        raise SecretMissing(f"{sealed} cannot be opened: no password fits{which}", sealed.origin, f"tried: {tried}")
+        raise SecretMissing(
+            f"{sealed} cannot be opened: no password fits, or its text was changed{which}",
+            sealed.origin,
+            f"tried: {tried}",
+        )
 
     def _by_label(self, label: str) -> Iterator[PasswordSource]:
         yield from sorted(self.sources, key=lambda source: source.label != label)

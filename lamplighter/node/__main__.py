@@ -13,7 +13,8 @@ from typing import Any
 
 from lamplighter.node import events, journal, relay, verbs, worker
 from lamplighter.node.act import detached, files
-from lamplighter.node.layout import RunDirectory, server_home
+from lamplighter.node.layout import RunDirectory, all_servers, server_home
+from lamplighter.node.observe import confidential
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -68,7 +69,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
     else:
         with relay.heartbeat():
             answer = verbs.READING[verb](request, root)
-        relay.send({"event": events.RESULT, **answer})
+        relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root)).hide(answer)})
         relay.send({"event": events.BYE})
 
 

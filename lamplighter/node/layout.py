@@ -14,10 +14,12 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import shlex
 import time
 from typing import Any, Iterator, Optional, Union
 
@@ -165,6 +167,16 @@ class ReleaseDirectory:
         except ValueError:
             return None
         return stored
+
+    def read_environment(self) -> dict[str, str]:
+        """Return what only the node knows of it: its secrets and its GPUs. {} where that cannot be read."""
+        found = {}
+        with contextlib.suppress(OSError, ValueError), open(self.env, encoding="utf-8") as file:
+            for word in shlex.split(file.read()):
+                name, separator, value = word.partition("=")
+                if separator:
+                    found[name] = value
+        return found
 
     def read_verdict(self) -> Optional[dict[str, Any]]:
         """Return what became of it when it ran last: ``verdict`` good or bad, ``t``, ``run``, ``cause``."""

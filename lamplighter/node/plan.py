@@ -45,6 +45,8 @@ class Plan:
     scope: str = "server"
     nccl_proof: bool = False
     tls: str = "none"
+    #: Places of words in ``argv`` that are secrets, by the variable of the release's ``env`` that holds each.
+    argv_secrets: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
@@ -87,6 +89,7 @@ class Plan:
             scope=data["sitecustomize"]["scope"],
             nccl_proof=data.get("nccl_proof", False),
             tls=data.get("tls", "none"),
+            argv_secrets={name: int(place) for name, place in (data.get("argv_secrets") or {}).items()},
         )
 
     def _check(self) -> None:

@@ -12,7 +12,6 @@ import dataclasses
 import ipaddress
 import os
 import queue
-import shlex
 import threading
 import time
 from typing import Any, Callable, Collection, Mapping, Optional, Tuple
@@ -32,28 +31,19 @@ LONGER = 1.02
 def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
     """The key that the server will ask for: after the engine's flag, else in the engine's variable, a secret or not."""
     flag = engine.get("api_key_flag")
-    for index, word in enumerate(plan.argv):
-        if flag and word == flag and index + 1 < len(plan.argv):
-            return plan.argv[index + 1]
+    secrets = {} if release is None else release.read_environment()
+    argv = list(plan.argv)
+    for variable, place in plan.argv_secrets.items():
+        argv[place] = secrets.get(variable, "")
+    for index, word in enumerate(argv):
+        if flag and word == flag and index + 1 < len(argv):
+            return argv[index + 1]
         if flag and word.startswith(f"{flag}="):
             return word[len(flag) + 1 :]
     name = engine.get("api_key_env")
     if not name:
         return None
-    secrets = {} if release is None else read_environment(release)
     return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
-
-
-def read_environment(release: ReleaseDirectory) -> Mapping[str, str]:
-    """Read back what we wrote into a release's ``env``: its secrets. {} where it cannot be read."""
-    found = {}
-    with contextlib.suppress(OSError, ValueError), open(release.env, encoding="utf-8") as file:
-        words = shlex.split(file.read())
-        for word in words:
-            name, separator, value = word.partition("=")
-            if separator:
-                found[name] = value
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

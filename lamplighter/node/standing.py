@@ -17,7 +17,7 @@ from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import drift, facts, gpus, http, ports, processes
+from lamplighter.node.observe import confidential, drift, facts, gpus, http, ports, processes
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
@@ -57,7 +57,7 @@ def write_down(run: Run) -> None:
             run.home.deployed,
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
-                "argv": list(process.argv) if process else None,
+                "argv": run.confidential.hide(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine),
                 "driver": _driver(),
                 "drop_ins": _drop_ins(run.home),
@@ -127,7 +127,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
         *_in_current(home, record),
     ]
     if now.main is not None:
-        found += _in_process(now.main, deployed, unknown)
+        found += _in_process(home, now.main, deployed, unknown)
         found += _in_environment(home, unknown)
     else:
         found += _in_its_place(record, deployed)
@@ -240,14 +240,17 @@ def _mode(path: str) -> Optional[str]:
         return None
 
 
-def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+def _in_process(
+    home: ServerHome, main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]
+) -> List[Difference]:
     process = processes.read_process(main.pid)
     if process is None or not deployed.get("argv"):
         return []
     if not process.argv:
         unknown.append(f"argv of pid {main.pid}: it shows none")
         return []
-    return drift.of_words(drift.ARGV, "argv", deployed["argv"], process.argv)
+    shown = confidential.of_homes([home]).hide(process.argv)
+    return drift.of_words(drift.ARGV, "argv", deployed["argv"], shown)
 
 
 def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:

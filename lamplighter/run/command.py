@@ -23,7 +23,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable, UsageError
-from lamplighter.inventory import Host, Inventory, Server, load_inventory
+from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
@@ -55,6 +55,11 @@ class Settings:
     inventory: Path
     debug: bool = False
     as_json: bool = False
+    vault: Vault = dataclasses.field(default_factory=Vault)
+
+    def load(self) -> Inventory:
+        """The inventory, over the defaults of the roles. Raises InventoryError."""
+        return load_inventory(self.inventory, PROJECT / "roles", self.vault)
 
 
 def settings_from(context: Context, *, as_json: bool = False, **given: str | None) -> Settings:
@@ -72,10 +77,15 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Non
         _exit_with(refusal, False)
     ours = context.config.lamplighter
     path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
+    try:
+        vault = Vault(password_sources(ours.vault_password_file, ours.vault_id, os.environ))
+    except UsageError as error:
+        _exit_with(error, as_json)
     return Settings(
         PROJECT / path if path == "inventory" else at_home(path),
         bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
         as_json,
+        vault,
     )
 
 
@@ -105,7 +115,7 @@ def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> l
     """Resolve ``--host`` patterns and ``--server`` to hosts and their servers. Raises UsageError or InventoryError."""
     if not patterns:
         raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
-    inventory: Inventory = load_inventory(settings.inventory, PROJECT / "roles")
+    inventory = settings.load()
     chosen = []
     for host in inventory.resolve(inventory.select(patterns)):
         servers = [one for one in host.servers.values() if server in (None, one.name)]
@@ -408,6 +418,12 @@ def judge_environment(answer: Mapping[str, Any]) -> Exit:
     return Exit.DEGRADED if answer.get("state") in ("differs", "stopped") else Exit.OK
 
 
+def judge_plan(answer: Mapping[str, Any]) -> Exit:
+    """Return 3 where a deploy would be refused, 12 where it would change something, else 0."""
+    refused = judge_findings(answer)
+    return refused if refused is not Exit.OK else Exit.CHANGES if answer["is_pending"] else Exit.OK
+
+
 def judge_findings(answer: Mapping[str, Any]) -> Exit:
     """Return what the findings of a ``check`` would make of a deploy."""
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
@@ -453,7 +469,7 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
     with guarded(settings):
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
-        inventory = load_inventory(settings.inventory, PROJECT / "roles")
+        inventory = settings.load()
         found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in found.values():

@@ -15,6 +15,7 @@ from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, Lamplight
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
+from lamplighter.release.changes import compare
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
@@ -200,6 +201,26 @@ class HostSession:
         plan = release.manifest["server"]
         found = self._result({"verb": "check", "server": plan, "engine": engine.compiled})
         return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
+
+    def plan(self, server: Server) -> dict[str, Any]:
+        """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
+        engine = load_engine(server.engine, self._roles)
+        release = build_release(self.host, server, engine, self.project)
+        findings = _secret_findings(server)
+        asked = {"verb": "plan", "server": release.manifest["server"], "engine": engine.compiled}
+        found = self._result({**asked, "secrets": None if findings else resolve_secrets(server)})
+        changes = compare(release, found["current"], found["changed_secrets"])
+        serves = found["status"]["state"] == "serving"
+        return {
+            "release": release.digest,
+            "state": found["status"]["state"],
+            "serving": found["current"]["name"] if serves and found["current"] else None,
+            "is_pending": bool(changes) or not serves or bool(found["drift"]["differences"]),
+            "changes": changes.to_json(),
+            "drift": found["drift"],
+            "findings": [*findings, *found["findings"]],
+            "would_stop": found["would_stop"],
+        }
 
     def env(self, server: Server) -> dict[str, Any]:
         """Ask what the live workers of ``server`` carry, by the release that runs. Reads only."""

@@ -662,19 +662,6 @@ def test_one_error_for_a_group_is_told_once_for_all_its_hosts() -> None:
     ]
 
 
-def test_what_looks_like_a_template_is_a_warning_at_its_place() -> None:
-    host = load(
-        {
-            "inventory/hosts.yml": "g: {hosts: {gpu1: }}",
-            "inventory/host_vars/gpu1.yml": SERVER + "    env:\n      A: '{{ x }}'\n      B: '{\"a\": {\"b\": 1}}'\n",
-        }
-    ).host("gpu1")
-    (found,) = host.to_json()["lint"]
-    assert (found["id"], found["level"], found["variable"]) == ("template", "warning", "servers.s.env.A")
-    assert found["origin"].startswith("inventory/host_vars/gpu1.yml:")
-    assert host.servers["s"].env["A"].value == "{{ x }}"
-
-
 def test_json_of_a_host_is_safe_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     host = load(

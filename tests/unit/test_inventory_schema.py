@@ -24,7 +24,8 @@ NAME = "is no name for an environment variable: letters, digits and _, not begin
 BOOLEAN = "YAML reads this as a boolean and the server would see '{}': quote the text that is meant; found"
 ARG = "must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag); found"
 SECRET = (
-    "must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here; found something else"
+    "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no secret is "
+    "written down here; found something else"
 )
 STALL = "must be a number of seconds above 0, or `by phase`; found"
 KEY = (
@@ -151,7 +152,7 @@ def test_the_reference_names_every_setting() -> None:
         ("served_name: ''", "served_name: must not be empty; found the text ''"),
         ("model: 7", "model: must be text; found the number 7"),
         ("model: [a]", "model: must be text; found a list"),
-        ("model: !secret env:X", "model: must be text; found a secret (which may stand only under `secrets`)"),
+        ("model: !secret env:X", "model: must be text; found a secret (which may stand only under secrets, env, args and extra_args)"),
         ("gpus: none", f"gpus: {GPUS}the text 'none'"),
         ("gpus: 0", f"gpus: {GPUS}the number 0"),
         ("gpus: [0, GPU-1]", "gpus: must hold only indices (0, 1) or only UUIDs (GPU-...); found a list"),
@@ -212,7 +213,11 @@ def test_the_reference_names_every_setting() -> None:
         ("engine: zzz", "engine: there is no roles/zzz/engine.yml; known are demo"),
         ("modle: x", "modle: unknown name (did you mean model?)"),
         ("zzz: x", "zzz: unknown name"),
-        ("api_key: x", "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`"),
+        (
+            "api_key: x",
+            "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`, from a vault or "
+            "a lookup",
+        ),
         ("name: x", "name: unknown name: the name of a server is the key above its settings"),
         ("hooks: {}", "hooks: unknown name: this version does not offer it"),
         ("notify: {}", "notify: unknown name: this version does not offer it"),

@@ -55,7 +55,7 @@ def lines(value: Value) -> dict[str, int]:
         ("a: 1\nb: &x [1, *x]\n", "f.yml:2: an alias holds itself"),
         ("a: {{ name }}\n", "f.yml:1: a key must be a plain name (values are no templates"),
         ("a:\n  ? \n  : 2\n", "f.yml:2: a key is empty"),
-        ("a: 1\nb: !vault x\n", "f.yml:2: unknown tag !vault: write !secret env:NAME"),
+        ("a: 1\nb: !env x\n", "f.yml:2: unknown tag !env: write !secret env:NAME"),
         ("a: 1\nb: !!python/name:os.system x\n", "f.yml:2: unknown tag !!python/name:os.system"),
         ("a: 1\nb: !!python/object/apply:os.system [x]\n", "f.yml:2: the tag !!python/object/apply:os.system"),
         ("a: 1\nb: !!set {x}\n", "f.yml:2: the tag !!set"),

@@ -7,7 +7,7 @@ from typing import Callable, Optional, Sequence
 from lamplighter.node import estimate, readiness
 from lamplighter.node.events import Exit
 from lamplighter.node.observe import causes, ports, processes
-from lamplighter.node.probe import find_api_key, read_environment
+from lamplighter.node.probe import find_api_key
 from lamplighter.node.readiness import NotReady, Ready
 from lamplighter.node.worker import Run, StageFailure
 
@@ -73,7 +73,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         signal=verdict.status.signal if verdict.status else None,
         pids=verdict.own_pids,
         uuids=run.uuids,
-        environment={**given, **dict.fromkeys(read_environment(run.release), "(secret)")},
+        environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},
         directory=run.home.path,
     )
     explained = causes.explain(verdict.diagnosis, failed, run.engine, causes.kernel_notes(verdict.since))
