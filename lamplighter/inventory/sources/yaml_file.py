@@ -232,7 +232,7 @@ class _Reading:
         if self._below_ours:
             self.problems.add(here, message)
         else:
-            self.problems.warn(here, f"{message}: the last one counts", "given-twice", name)
+            self.problems.warn(here, f"{message}: the last one counts", "given-twice")
 
     def _merged(self, value: Value, here: Origin) -> dict[str, Value]:
         """What ``<<`` brings: of several mappings the first one wins, as YAML has it."""
