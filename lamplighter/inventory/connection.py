@@ -1,7 +1,7 @@
-"""Ansible's variables about a connection, in our words: which of them count, which say nothing to us, which cannot be met.
+"""Ansible's variables about a connection, in our words: which count, which say nothing to us, which cannot be met.
 
-Pure. What changes how we log in and cannot be met is an error where the host has servers; elsewhere, and where a login may
-well succeed without it, it is a warning. Variables of which Ansible alone takes notice are passed over in silence.
+Pure. What changes how we log in and cannot be met is an error where the host has servers. Elsewhere, and where a login
+may well succeed without it, it is a warning. Variables that matter to Ansible alone are passed over in silence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ANSIBLES_OWN = frozenset({
     "ansible_remote_tmp", "ansible_scp_executable", "ansible_scp_extra_args", "ansible_sftp_batch_mode",
     "ansible_sftp_executable", "ansible_sftp_extra_args", "ansible_shell_executable", "ansible_ssh_executable",
     "ansible_ssh_retries", "ansible_ssh_transfer_method", "ansible_ssh_use_tty", "ansible_ssh_verbosity",
-    "ansible_group_priority", "ansible_facts", "ansible_distribution", "ansible_become_pass_file",
+    "ansible_facts", "ansible_distribution", "ansible_become_pass_file",
 })  # fmt: skip
 
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "libssh")
@@ -98,17 +98,17 @@ class _Translation:
         self.is_ours = any(each.data is not None for each in ((servers.entries if servers else None) or {}).values())
 
     def done(self) -> Translated:
-        found = dict(filter(None, (self._chosen(name, aliases) for name, aliases in _ALIASES.items())))
+        found: dict[str, Value] = {}
+        for name, aliases in _ALIASES.items():
+            given = [alias for alias in aliases if alias in self.said] or [name]
+            value = self.variables.get(given[-1])
+            if value is not None and value.data is not None:
+                found[name] = _as_typed(given[-1], value)
         options = self._ssh_options(found)
         self._tell_how(found)
         for name, value in self.said.items():
             self._tell_strange(name, value)
-        return Translated({name: _as_typed(name, value) for name, value in found.items()}, options)
-
-    def _chosen(self, name: str, aliases: Iterable[str]) -> tuple[str, Value] | None:
-        given = [alias for alias in aliases if alias in self.said]
-        value = self.said[given[-1]] if given else self.variables.get(name)
-        return None if value is None or value.data is None else (name, value)
+        return Translated(found, options)
 
     def _tell_how(self, found: Mapping[str, Value]) -> None:
         how = self._text("ansible_connection")
@@ -122,7 +122,7 @@ class _Translation:
             self._refuse("ansible_connection", f"only SSH is spoken, not {how}")
         if self._text("ansible_shell_type") in ("powershell", "cmd"):
             self._refuse("ansible_shell_type", "nodes run Linux")
-        if "become" in found and _switch_of(found["become"]) is True:
+        if "become" in found and found["become"].data is True:
             if self._text("ansible_become_method").removeprefix("ansible.builtin.") not in ("", "sudo"):
                 self._refuse("ansible_become_method", "root is reached through sudo alone: allow the user sudo")
             for name in ("ansible_become_user", "ansible_sudo_user"):
@@ -133,8 +133,15 @@ class _Translation:
         if name in _PASSWORDS:
             self.problems.warn(
                 value.origin,
-                f"{name}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and needs "
-                "sudo without a password",
+                f"{name}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and "
+                "needs sudo without a password",
+                "not-applicable",
+                name,
+            )
+        elif name == "ansible_group_priority":
+            self.problems.warn(
+                value.origin,
+                f"{name}: has no effect here: it counts under `vars` of a group in the inventory itself",
                 "not-applicable",
                 name,
             )
@@ -209,15 +216,18 @@ class _Translation:
 
 
 def _as_typed(name: str, value: Value) -> Value:
-    """The value with the type that it has for Ansible: ``"yes"`` is a switch, ``"2222"`` is a port."""
+    """The value of a variable with the type that it has for Ansible: ``"yes"`` is a switch, ``"2222"`` is a port."""
     if name == "become":
         switch = _switch_of(value)
         return value if switch is None else replace(value, data=switch)
-    if name == "host_key_checking" and (isinstance(value.data, bool) or str(value.data).lower() in (*_TRUE, *_FALSE)):
-        return replace(value, data="strict" if _switch_of(value) else "off")
-    if name in ("ansible_port", "connect_timeout") and isinstance(value.data, str) and _is_plain(value.data):
+    if name in ("ansible_host_key_checking", "ansible_ssh_host_key_checking"):
+        switch = _switch_of(value)
+        return value if switch is None else replace(value, data="strict" if switch else "off")
+    if name == "host_key_checking" and value.data is False and value.text.lower() == "off":
+        return replace(value, data="off")  # YAML reads the bare word as false
+    if name.endswith(("_port", "_timeout")) and isinstance(value.data, str) and _is_plain(value.data):
         return replace(value, data=int(value.data))
-    if name == "ansible_user" and isinstance(value.data, int) and not isinstance(value.data, bool):
+    if name.endswith("_user") and isinstance(value.data, int) and not isinstance(value.data, bool):
         return replace(value, data=value.text)
     if name == "ansible_python_interpreter" and isinstance(value.data, str):
         words = value.data.split()

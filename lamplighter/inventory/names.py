@@ -13,7 +13,9 @@ _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\]]*\])*):([0-9]+)")
 _IN_BRACKETS_WITH_PORT = re.compile(r"\[(.+)\]:([0-9]+)")
 _LABEL = re.compile(
-    r"(?:\w|\[(?:[a-z]:[a-z]|[0-9]+:[0-9]+)(?::[0-9]+)?\])(?:[\w-]|\[[0-9a-z:]+\])*(?<![_-])", re.IGNORECASE
+    r"(?:\w|\[(?:[a-z]:[a-z]|[0-9]+:[0-9]+)(?::[0-9]+)?\])"  # begins with no dash
+    r"(?:[\w-]|\[(?:[a-z]:[a-z]|[0-9]+:[0-9]+)(?::[0-9]+)?\])*(?<![_-])",
+    re.IGNORECASE,
 )
 #: Far above any real inventory: a range with two digits too many is refused before it eats the memory.
 MOST_HOSTS = 100_000

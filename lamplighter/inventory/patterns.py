@@ -1,7 +1,6 @@
 """Ansible's host patterns over known hosts and groups.
 
-Where Ansible only warns, of a name that nobody bears or an index out of range, this is an error: ``all:!gpu1`` with a typing
-mistake would deploy to gpu1.
+A name that nobody bears is an error, where Ansible only warns: ``all:!gpu1`` with a typing mistake would deploy to gpu1.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Patterns:
         return [found[index]] if found else []
 
     def _by_name(self, pattern: str) -> Sequence[str]:
-        """Members of the groups that fit, then hosts: a subscript counts in that order, and hosts again that come twice."""
+        """Members of the groups that fit, then hosts. A subscript counts in this order, and one that comes twice twice."""
         is_glob = any(each in pattern for each in _GLOB)
         groups = [name for name in self.groups if fnmatchcase(name, pattern)] if is_glob else [pattern]
         known = [name for name in groups if name in self.groups]
@@ -138,7 +137,7 @@ def split_pattern(pattern: str) -> list[str]:
         pieces = _PIECE.findall(pattern)
         if re.sub(r"[\s:]", "", _PIECE.sub("", pattern)):
             raise UsageError(f"{pattern}: a bracket has no other half", next_step="write group[0] or gpu[12]*")
-    return [stripped for stripped in (piece.strip() for piece in pieces) if stripped.strip("!&")]
+    return [stripped for stripped in (piece.strip() for piece in pieces) if stripped.strip("!&:")]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -62,8 +62,8 @@ class VariableFiles:
                 shown = ", ".join(path.name for path in unread)
                 problems.warn(
                     Origin(shown_path(place)),
-                    f"not read: {shown} (variables are read from NAME, {', '.join(f'NAME{each}' for each in SUFFIXES)}, "
-                    "the first of them that is there)",
+                    f"not read: {shown} (what is read is the first that is there of NAME, "
+                    f"{', '.join(f'NAME{each}' for each in SUFFIXES)})",
                     "not-read",
                 )
 

@@ -28,8 +28,11 @@ SECRET = (
     "written down here; found something else"
 )
 STALL = "must be a number of seconds above 0, or `by phase`; found"
-KEY = "log in with a key: ansible_ssh_private_key_file, or an agent"
-PRIORITY = "it counts only under `vars` of a group in hosts.yml"
+KEY = (
+    "{}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and needs sudo without a "
+    "password"
+)
+PRIORITY = "ansible_group_priority: has no effect here: it counts under `vars` of a group in the inventory itself"
 NEEDED = {"engine": "demo", "model": "/m", "port": "8000"}
 
 
@@ -257,8 +260,8 @@ def test_what_is_missing_points_at_the_server() -> None:
 
 
 def test_all_mistakes_of_a_host_come_together() -> None:
-    assert wrong("rot: /x\n" + server_text("prot: 1", "args:", "  tp: yes", "gpus: x", "env: {A: no}")) == [
-        f"{FILE}:1: rot: unknown name (did you mean root?)",
+    assert wrong("root: x\n" + server_text("prot: 1", "args:", "  tp: yes", "gpus: x", "env: {A: no}")) == [
+        f"{FILE}:1: root: must begin with / or ~/; found the text 'x'",
         f"{FILE}:6: servers.s.args.tp: write true for a bare flag, or quote the text that is meant: 'yes'",
         f"{FILE}:7: servers.s.gpus: {GPUS}the text 'x'",
         f"{FILE}:8: servers.s.env.A: {BOOLEAN.format('False')} false (written no)",
@@ -390,24 +393,46 @@ def test_every_host_variable() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ansible_prot: 22", "ansible_prot: unknown name (did you mean ansible_port?)"),
-        ("ansible_connection: local", "ansible_connection: unknown name: only SSH is spoken"),
-        ("ansible_password: x", f"ansible_password: unknown name: {KEY}"),
-        ("server: {}", "server: unknown name (did you mean servers?)"),
-        ("NCCL_PROTO: LL", "NCCL_PROTO: unknown name"),
-        ("ansible_port: '22'", f"ansible_port: {PORT}the text '22'"),
-        ("ansible_user: 5", "ansible_user: must be text; found the number 5"),
+        ("ansible_port: '022'", f"ansible_port: {PORT}the text '022'"),
+        ("ansible_user: [ops]", "ansible_user: must be text; found a list"),
         ("become: 'perhaps'", "become: must be true or false; found the text 'perhaps'"),
-        ("become: 1", "become: must be true or false; found the number 1"),
         ("root: relative/path", "root: must begin with / or ~/; found the text 'relative/path'"),
         ("root: ~other/x", "root: must begin with / or ~/; found the text '~other/x'"),
         ("host_key_checking: no", "host_key_checking: must be `strict`, `accept-new` or `off`, not false (written no)"),
         ("connect_timeout: soon", "connect_timeout: must be a number of seconds above 0; found the text 'soon'"),
-        ("ansible_group_priority: 5", f"ansible_group_priority: unknown name: {PRIORITY}"),
+        ("lint: loud", "lint: must be `warn` or `strict`, not the text 'loud'"),
     ],
 )  # fmt: skip
 def test_a_wrong_host_variable(line: str, expected: str) -> None:
     assert wrong(line + "\n") == [f"{FILE}:1: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ansible_prot: 22", "ansible_prot: unknown name (did you mean ansible_port?)"),
+        ("ansible_ssh_usr: x", "ansible_ssh_usr: unknown name (did you mean ansible_ssh_user?)"),
+        ("server: {}", "server: unknown name (did you mean servers?)"),
+        ("becom: true", "becom: unknown name (did you mean become?)"),
+        ("roots: /x", "roots: unknown name (did you mean root?)"),
+        ("ansible_password: x", KEY.format("ansible_password")),
+        ("ansible_become_pass: x", KEY.format("ansible_become_pass")),
+        ("ansible_group_priority: 5", PRIORITY),
+        ("NCCL_PROTO: LL", None),
+        ("ntp_server: 10.0.0.9", None),
+        ("docker: {version: 27}", None),
+        ("ansible_remote_tmp: /tmp/a", None),
+        ("ansible_ssh_pipelining: yes", None),
+    ],
+)
+def test_a_variable_of_others_stops_nothing_and_a_near_miss_is_told(line: str, expected: str | None) -> None:
+    found = host(line + "\n" + server_text())
+    assert [str(each) for each in found.warnings] == ([f"{FILE}:1: {expected}"] if expected else [])
+    lint = found.to_json()["lint"]
+    assert [(each["level"], each["origin"]) for each in lint] == [("warning", f"{FILE}:1")] * len(lint)
+    assert list(found.servers) == ["s"]
+    if expected:
+        assert wrong(line + "\nlint: strict\n") == [f"{FILE}:1: {expected} (lint: strict)"]
 
 
 # ---- The example ---------------------------------------------------------------------------------------------------

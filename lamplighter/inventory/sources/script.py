@@ -57,8 +57,8 @@ def has_ansible() -> bool:
 def read_by_ansible(before: Sequence[str], path: Path, tree: Tree, problems: Problems) -> None:
     """Tell the tree what ``ansible-inventory`` makes of a source that only Ansible can read.
 
-    It is given the sources ``before`` as well, because a plugin may speak of their hosts; what these said stays as it is.
-    group_vars and host_vars are left to us.
+    It is given the sources ``before`` as well, because a plugin may speak of their hosts; what these said stays as it
+    is. group_vars and host_vars are left to us.
     """
     origin = Origin(f"{_ANSIBLE} --list of {shown_path(path)}")
     words = [word for each in (*before, str(path)) for word in ("-i", each)]
