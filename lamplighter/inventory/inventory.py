@@ -160,7 +160,7 @@ class Inventory:
         """The hosts of every group, ``all`` and ``ungrouped`` included, in the group's order."""
         self.warnings: tuple[Lint, ...] = tree.problems.warnings
         """What looks wrong in the sources, or was not read."""
-        fleet = Fleet(self.hosts, self.groups, tree.groups_of)
+        fleet = Fleet(self.hosts, self.groups, tree.groups_of, lambda host: Path(tree.origins[host].file).absolute())
         self._scopes = Scopes(fleet, self._layers, path, vault)
 
     def select(self, patterns: Sequence[str]) -> list[str]:
@@ -217,7 +217,10 @@ class Inventory:
             root,
             lab,
             wanted,
-            MappingProxyType({path: value.origin for path, value in walk(variables)}),
+            MappingProxyType({
+                "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
+                **{path: value.origin for path, value in walk(variables)},
+            }),
             MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
             found.warnings,
         )

@@ -21,11 +21,12 @@ _DEEP = "servers"
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who is in the inventory: all hosts, the hosts of every group, and the groups of a host."""
+    """Who is in the inventory: all hosts, the hosts of every group, the groups of a host, and who names it first."""
 
     hosts: Sequence[str]
     groups: Mapping[str, Sequence[str]]
     groups_of: Callable[[str], Sequence[str]]
+    file_of: Callable[[str], Path]
 
 
 class Scopes:
@@ -39,11 +40,9 @@ class Scopes:
     ) -> None:
         self._fleet = fleet
         self._layers_of = layers_of
-        self._path = path.absolute()
         self._known: dict[str, tuple[Scope, Problems]] = {}
         self._groups = {name: list(hosts) for name, hosts in fleet.groups.items()}
-        beside = self._path if self._path.is_dir() else self._path.parent
-        self._directory = beside
+        beside = path.absolute() if path.is_dir() else path.absolute().parent
         places = [beside / "files", beside, beside.parent / "files", beside.parent]
         self._templates = Templates(lambda host: self._scope(host)[0], fleet.hosts, vault.open, places)
 
@@ -74,8 +73,8 @@ class Scopes:
             "inventory_hostname_short": host.partition(".")[0],
             "groups": self._groups,
             "group_names": sorted(name for name in self._fleet.groups_of(host) if name != "all"),
-            "inventory_dir": str(self._directory),
-            "inventory_file": str(self._path),
+            "inventory_dir": str(self._fleet.file_of(host).parent),
+            "inventory_file": str(self._fleet.file_of(host)),
         }
 
 
