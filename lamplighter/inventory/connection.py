@@ -133,7 +133,7 @@ class _Translation:
         if name in _PASSWORDS:
             self.problems.warn(
                 value.origin,
-                f"not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and "
+                "not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and "
                 "needs sudo without a password",
                 "not-applicable",
                 name,

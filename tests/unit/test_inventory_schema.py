@@ -32,6 +32,8 @@ KEY = (
     "{}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and needs sudo without a "
     "password"
 )
+HOST = "{}: must be a host name or an address; found the text '{}'"
+LAB = "must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit"
 PRIORITY = "ansible_group_priority: has no effect here: it counts under `vars` of a group in the inventory itself"
 NEEDED = {"engine": "demo", "model": "/m", "port": "8000"}
 

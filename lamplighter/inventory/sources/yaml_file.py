@@ -108,7 +108,7 @@ def _deepest_line(text: str) -> int:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > deepest:
-                    deepest, line = depth, event.start_mark.line + 1
+                    deepest, line = depth, event.start_mark.line + 1 if event.start_mark else 0
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     return line
