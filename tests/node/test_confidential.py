@@ -37,6 +37,11 @@ def test_a_declared_secret_is_hidden_wherever_it_stands(data: object, shown: obj
     assert HIDE(data) == shown
 
 
+def test_a_path_of_the_node_stays_readable(tmp_path: Path) -> None:
+    hide = Confidential([("HF_HOME", str(tmp_path)), ("TOKEN", "/aaaa+bbbb/cccc")]).hide
+    assert hide(f"{tmp_path}/hub and /aaaa+bbbb/cccc") == f"{tmp_path}/hub and $TOKEN"
+
+
 def test_a_short_secret_is_no_reason_to_spoil_every_text() -> None:
     assert Confidential([("DEBUG", "1")]).hide("port 8001, tp 1") == "port 8001, tp 1"
     assert Confidential().hide({"a": "b"}) == {"a": "b"}

@@ -7,6 +7,7 @@ turns up. Of processes that were not declared to us, the values of flags called 
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
@@ -27,6 +28,8 @@ class Confidential:
     def __init__(self, values: Iterable[Tuple[str, str]] = ()) -> None:
         names: Dict[str, str] = {}
         for name, value in values:
+            if _is_place(value):
+                continue
             whole = (value, json.dumps(value)[1:-1], repr(value)[1:-1])
             for form in (*whole, *(line.strip() for line in value.splitlines())):
                 if len(form) >= LEAST:
@@ -56,6 +59,11 @@ class Confidential:
                 if text.endswith(form[:length] + _CUT):
                     return text[: -length - 1] + name + _CUT
         return text
+
+
+def _is_place(value: str) -> bool:
+    """Tell whether this is a path below a directory of this node: all that lies there would be hidden, too."""
+    return re.fullmatch(r"(/[\w.+@ -]+)+/?", value) is not None and os.path.isdir("/" + value.split("/")[1])
 
 
 def of_request(request: Mapping[str, Any], home: ServerHome) -> Confidential:
