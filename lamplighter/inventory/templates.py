@@ -276,7 +276,7 @@ class Templates:
             self.taint(Taint.VAULT)
         if isinstance(data, Sealed):
             self.taint(Taint.VAULT)
-            data = self._open_sealed(data)
+            return self._open_sealed(data)  # which is no template, however it looks
         if not isinstance(data, str) or value.is_text or not is_template(data):
             return data
         if data not in self._compiled:

@@ -349,3 +349,9 @@ def test_merge_replace_takes_the_last_servers_whole() -> None:
         "inventory/host_vars/gpu1.yml": SERVER.replace("  s:", "  t:"),
     }
     assert list(load(files).host("gpu1").servers) == ["t"]
+
+
+def test_what_a_vaulted_value_holds_is_no_template() -> None:
+    sealed = (CASES / "template.vault").read_text()
+    host = gpu1("key: !vault |\n" + indented(sealed, 2), "    secrets: {T: '{{ key }}'}\n", password())
+    assert resolve_secrets(host.servers["s"]) == {"T": "{{ 5 }}x"}
