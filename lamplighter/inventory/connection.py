@@ -133,7 +133,7 @@ class _Translation:
         if name in _PASSWORDS:
             self.problems.warn(
                 value.origin,
-                f"{name}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and "
+                "not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and "
                 "needs sudo without a password",
                 "not-applicable",
                 name,
@@ -141,22 +141,21 @@ class _Translation:
         elif name == "ansible_group_priority":
             self.problems.warn(
                 value.origin,
-                f"{name}: has no effect here: it counts under `vars` of a group in the inventory itself",
+                "has no effect here: it counts under `vars` of a group in the inventory itself",
                 "not-applicable",
                 name,
             )
         elif name not in READ and name not in _ANSIBLES_OWN and name != "servers":
             near = _near(name)
             if near:
-                self.problems.warn(value.origin, f"{name}: unknown name{near}", "unknown-name", name)
+                self.problems.warn(value.origin, f"unknown name{near}", "unknown-name", name)
 
     def _refuse(self, name: str, why: str) -> None:
-        message = f"{name}: {why}"
         origin = self.said[name].origin
         if self.is_ours:
-            self.problems.add(origin, message)
+            self.problems.add(origin, f"{name}: {why}")
         else:
-            self.problems.warn(origin, message, "not-applicable", name)
+            self.problems.warn(origin, why, "not-applicable", name)
 
     def _text(self, name: str) -> str:
         value = self.said.get(name)

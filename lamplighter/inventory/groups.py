@@ -112,7 +112,7 @@ class Tree:
     def settle(self) -> None:
         """Work out what depends on all sources: circles, names used twice, depths, ``ungrouped``."""
         for name in self.groups.keys() & self.hosts.keys():
-            self.problems.warn(self.origins[name], f"{name} is a group and a host", "same-name", name)
+            self.problems.warn(self.origins[name], f"{name} is a group and a host", "same-name")
         if self._has_circle():
             return
         has_parent = {child for group in self.groups.values() for child in group.children}

@@ -20,6 +20,7 @@ from typing import Any
 from lamplighter.errors import InventoryError, UsageError
 from lamplighter.inventory.connection import translate
 from lamplighter.inventory.groups import BUILT_IN, Tree
+from lamplighter.inventory.names import is_address
 from lamplighter.inventory.patterns import Patterns
 from lamplighter.inventory.schema import (
     CONNECTION,
@@ -198,14 +199,17 @@ class Inventory:
         problems.take(found)
         if is_strict:
             for lint in found.warnings:
-                problems.add(lint.origin, f"{lint.message} (lint: strict)")
-        servers = strip((merged.entries or {}).get("servers", EMPTY))
+                problems.add(lint.origin, f"{lint.variable}: {lint.message} (lint: strict)")
+        servers = strip((merged.entries or {})["servers"]) if "servers" in (merged.entries or {}) else EMPTY
         checked = check_host(name, replace(merged, data=said.variables), problems)
         wanted = self._servers(servers, problems)
+        if wanted and "ansible_host" not in said.variables and not is_address(name):
+            problems.add(self._tree.origins[name], f"{name} is no address that can be reached: say ansible_host")
+            return None
         if checked is None or wanted is None:
             return None
         connection, root, lab = checked
-        variables = Value({**said.variables, "servers": servers}, merged.origin)
+        variables = Value({**said.variables, **({"servers": servers} if servers is not EMPTY else {})}, merged.origin)
         return Host(
             name,
             self._tree.groups_of(name),

@@ -1,6 +1,7 @@
 """Ansible's host patterns over known hosts and groups.
 
-A name that nobody bears is an error, where Ansible only warns: ``all:!gpu1`` with a typing mistake would deploy to gpu1.
+A name that nobody bears is an error, where Ansible only warns: ``all:!gpu1`` with a typing
+mistake would deploy to gpu1.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Patterns:
         return [found[index]] if found else []
 
     def _by_name(self, pattern: str) -> Sequence[str]:
-        """Members of the groups that fit, then hosts. A subscript counts in this order, and one that comes twice twice."""
+        """Members of the groups that fit, then hosts. A subscript counts in this order, also those that come again."""
         is_glob = any(each in pattern for each in _GLOB)
         groups = [name for name in self.groups if fnmatchcase(name, pattern)] if is_glob else [pattern]
         known = [name for name in groups if name in self.groups]

@@ -8,6 +8,7 @@ Pure. ``check_host`` and ``check_server`` turn merged values into frozen objects
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar
@@ -38,11 +39,6 @@ _INSTEAD = {
     "api_key": "put the key under `secrets`, or pass the engine's flag under `args`, from a vault or a lookup",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
-    "ansible_connection": "only SSH is spoken",
-    "ansible_group_priority": "it counts only under `vars` of a group in hosts.yml",
-    "ansible_ssh_common_args": "write ansible_host, ansible_port, known_hosts and connect_timeout",
-    "ansible_password": "log in with a key: ansible_ssh_private_key_file, or an agent",
-    "ansible_become_password": "allow the user sudo without a password, or log in as root",
 }
 
 _WRONG_KIND = {"dict_type": "must be a mapping", "model_type": "must be a mapping", "tuple_type": "must be a list"}
@@ -59,7 +55,27 @@ def _text(value: object) -> str:
         raise _Unfit("must not be empty")
     if "\0" in value:
         raise _Unfit("must not hold a NUL byte")
+    if any(unicodedata.category(each) in ("Cc", "Zl", "Zp") for each in value):
+        raise _Unfit("must be one line, without control characters")
     return value
+
+
+def _address(value: object) -> str:
+    if not re.fullmatch(r"[\w\[][\w.:%@\[\]-]*|::[\w.:%]*", _text(value)):
+        raise _Unfit("must be a host name or an address")
+    return _text(value)
+
+
+def _user(value: object) -> str:
+    if not re.fullmatch(r"[^\s:/-][^\s:/]*", _text(value)):
+        raise _Unfit("must be the name of a user")
+    return _text(value)
+
+
+def _lab(value: object) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", _text(value)):
+        raise _Unfit("must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit")
+    return _text(value)
 
 
 def _version(value: object) -> str:
@@ -202,6 +218,7 @@ def _secret(value: object) -> object:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
+Address = Annotated[str, BeforeValidator(_address)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
 ArgValue = Annotated[
@@ -271,7 +288,7 @@ class Server(_Frozen):
     engine_version: Annotated[str, BeforeValidator(_version)] | None = None
     model: Text
     served_name: Text | None = None
-    host: Text = "127.0.0.1"
+    host: Address = "127.0.0.1"
     port: Annotated[int, _whole(1, 65535)]
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
     python: Text = "python3"
@@ -299,14 +316,14 @@ class Server(_Frozen):
 class HostVariables(_Frozen):
     """What a host may say beside its servers; the defaults are documented in roles/node/defaults.yml."""
 
-    ansible_host: Text | None = None
+    ansible_host: Address | None = None
     ansible_port: Annotated[int, _whole(1, 65535)] | None = None
-    ansible_user: Text | None = None
+    ansible_user: Annotated[str, BeforeValidator(_user)] | None = None
     ansible_ssh_private_key_file: Text | None = None
     ansible_python_interpreter: Text = "python3"
     become: Annotated[bool, BeforeValidator(_switch)] = False
     root: Annotated[str, BeforeValidator(_root)] | None = None
-    lab: Text | None = None
+    lab: Annotated[str, BeforeValidator(_lab)] | None = None
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: Text | None = None
     connect_timeout: Seconds = 10.0
@@ -507,8 +524,7 @@ def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
     }
     if loc:
         model = inner[loc[0]]
-    names = [name for name in model.model_fields if name != "name"]
-    return [*names, "servers", "ansible_become"] if model is HostVariables else names
+    return [name for name in model.model_fields if name != "name"]
 
 
 def _dotted(path: str, loc: Iterable[int | str]) -> str:

@@ -192,7 +192,8 @@ class Lint:
     origin: Origin | None
 
     def __str__(self) -> str:
-        return f"{self.origin}: {self.message}" if self.origin else self.message
+        what = f"{self.variable}: {self.message}" if self.variable else self.message
+        return f"{self.origin}: {what}" if self.origin else what
 
 
 def value_of(data: object, origin: Origin, text: str | None = None) -> Value:

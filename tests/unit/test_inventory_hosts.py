@@ -497,6 +497,10 @@ def write_levels(chosen: Mapping[int, dict[str, object]]) -> dict[str, str]:
     return {file: yaml.safe_dump(tree, default_flow_style=False) for file, tree in trees.items()}
 
 
+def said(name: str, level: int) -> str:
+    return f"{'/' if name == 'root' else ''}{name}-from-level-{level}."
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(
@@ -509,9 +513,7 @@ def test_the_highest_level_wins_and_is_named(
     tmp_path_factory: pytest.TempPathFactory, chosen: dict[int, dict[str, str]]
 ) -> None:
     directory = tmp_path_factory.mktemp("levels")
-    filled = {
-        level: {name: f"/{name}-from-level-{level}-" for name in variables} for level, variables in chosen.items()
-    }
+    filled = {level: {name: said(name, level) for name in variables} for level, variables in chosen.items()}
     for file, text in write_levels(filled).items():
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text, encoding="utf-8")
@@ -527,7 +529,7 @@ def test_the_highest_level_wins_and_is_named(
         if not levels:
             assert value is None
             continue
-        assert value == f"/{name}-from-level-{max(levels)}-"
+        assert value == said(name, max(levels))
         origin = host.origins[name]
         line = Path(origin.file).read_text(encoding="utf-8").splitlines()[origin.line - 1]
         assert line.strip() == f"{name}: {value}"

@@ -108,7 +108,7 @@ def _deepest_line(text: str) -> int:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > deepest:
-                    deepest, line = depth, event.start_mark.line + 1
+                    deepest, line = depth, event.start_mark.line + 1 if event.start_mark else 0
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     return line
@@ -232,7 +232,7 @@ class _Reading:
         if self._below_ours:
             self.problems.add(here, message)
         else:
-            self.problems.warn(here, f"{message}: the last one counts", "given-twice", name)
+            self.problems.warn(here, f"{message}: the last one counts", "given-twice")
 
     def _merged(self, value: Value, here: Origin) -> dict[str, Value]:
         """What ``<<`` brings: of several mappings the first one wins, as YAML has it."""

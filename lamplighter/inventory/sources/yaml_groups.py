@@ -71,7 +71,7 @@ class YamlGroups:
             self._skip(value, f"{group}.{key}", "a group has hosts, children and vars alone")
 
     def _skip(self, value: Value, path: str, why: str) -> None:
-        self.problems.warn(value.origin, f"{path}: not read: {why}", "not-read", path)
+        self.problems.warn(value.origin, f"not read: {why}", "not-read", path)
 
 
 def _as_mapping(value: Value) -> Value:
