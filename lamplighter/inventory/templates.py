@@ -25,6 +25,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import missing
 
+from lamplighter.errors import InventoryError
 from lamplighter.inventory import filters
 from lamplighter.inventory.values import (
     OMIT,
@@ -197,7 +198,10 @@ class Templates:
             return [self.fetch(scope, (*path, str(place)), each) for place, each in enumerate(value.data)]
         if isinstance(value.data, SecretRef):
             self.taint(Taint.LOCAL)
-            return value.data.resolve()
+            try:
+                return value.data.resolve()
+            except InventoryError as error:
+                raise SecretMissing(error.what, value.origin, error.next_step) from None
         if not self._is_open(value):
             return value.data
         try:

@@ -194,6 +194,16 @@ def test_a_secret_that_is_not_there_refuses_what_needs_it_and_says_which(monkeyp
     assert caught.value.exit_code == 2
 
 
+def test_a_reference_that_a_template_passes_on_is_missed_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    server = gpu1("token: !secret env:HF_TOKEN\n", "    env: {HF_TOKEN: 'x{{ token }}'}\n").servers["s"]
+    with pytest.raises(InventoryError, match="the environment variable is not set"):
+        resolve_secrets(server)
+    monkeypatch.setenv("HF_TOKEN", "hf-CANARY")
+    server = gpu1("token: !secret env:HF_TOKEN\n", "    env: {HF_TOKEN: 'x{{ token }}'}\n").servers["s"]
+    assert resolve_secrets(server) == {"HF_TOKEN": "xhf-CANARY"}
+
+
 def test_a_place_that_everybody_sees_takes_what_is_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELS", "/models")
     monkeypatch.delenv("NOT_SET", raising=False)
