@@ -311,6 +311,12 @@ def test_a_vaulted_file_is_opened_for_its_hosts_alone_by_vault_id() -> None:
         locked.host("gpu1")
 
 
+@pytest.mark.parametrize("name", ["hosts.yml", "hosts", "hosts.ini"])
+def test_a_vaulted_source_of_hosts_is_refused_and_not_taken_for_hosts(name: str) -> None:
+    with pytest.raises(InventoryError, match=f"inventory/{name}:1: is a vault"):
+        load({f"inventory/{name}": SEALED}, password())
+
+
 def test_a_password_script_is_told_the_vault_id(tmp_path: Path) -> None:
     script = tmp_path / "keys-client.sh"
     script.write_text('#!/bin/sh\n[ "$1 $2" = "--vault-id prod" ] && echo pw2\n')
