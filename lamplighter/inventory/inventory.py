@@ -217,10 +217,12 @@ class Inventory:
             root,
             lab,
             wanted,
-            MappingProxyType({
-                "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
-                **{path: value.origin for path, value in walk(variables)},
-            }),
+            MappingProxyType(
+                {
+                    "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
+                    **{path: value.origin for path, value in walk(variables)},
+                }
+            ),
             MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
             found.warnings,
         )

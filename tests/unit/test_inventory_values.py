@@ -108,7 +108,7 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
         "ansible_host: '{{ inventory_hostname }}.example.net'\nansible_port: '{{ base + 22 }}'\nbase: 2200\n"
         "become: \"{{ 'no' | bool }}\"\nmodels: /models\n",
         "    gpus: '{{ [0, 1] }}'\n    env: '{{ common | combine({''B'': ''2''}) }}'\n    python: '{{ models }}/py'\n"
-        + "    served_name: '{{ omit }}'\ncommon: {A: '1'}\n",
+        "    served_name: '{{ omit }}'\ncommon: {A: '1'}\n",
     )
     assert (host.connection.host, host.connection.port, host.connection.become) == ("gpu1.example.net", 2222, False)
     server = host.servers["s"]

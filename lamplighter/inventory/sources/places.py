@@ -141,8 +141,8 @@ class _Reading:
         if text.startswith(VAULT):
             self.problems.add(
                 Origin(file, 1),
-                "is a vault: which hosts there are must be readable without a password; keep what is secret in group_vars "
-                "or host_vars",
+                "is a vault: which hosts there are must be readable without a password; keep what is secret in "
+                "group_vars or host_vars",
             )
             return
         if path.suffix not in (*_YAML, ""):
