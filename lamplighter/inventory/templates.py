@@ -1,8 +1,8 @@
 """Templates in values: each is filled in when it is asked for, from the variables of its host, as Ansible does it.
 
 Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the
-type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or
-out of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
+type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault,
+or out of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
 
 Reads files and the environment of this machine, where a ``lookup`` says so; starts nothing.
 """

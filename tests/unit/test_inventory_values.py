@@ -226,6 +226,20 @@ def test_a_secret_argument_is_shown_as_its_reference(monkeypatch: pytest.MonkeyP
     assert len(resolve_secrets(host.servers["s"])) == 2
 
 
+def test_what_was_probably_meant_to_be_a_secret_is_a_warning_at_its_place() -> None:
+    written = "    env: {HF_TOKEN: $HF_TOKEN, API_KEY: sk-plain, A_TOKEN: '3', KEYS: x}\n"
+    host = gpu1("", written + "    args: {api-key: sk-plain, hf-token: EMPTY, num-draft-tokens: many}\n")
+    found = {each["variable"]: each for each in host.to_json()["lint"]}
+    assert {name: each["id"] for name, each in found.items()} == {
+        "servers.s.env.HF_TOKEN": "shell-variable",
+        "servers.s.env.API_KEY": "plain-secret",
+        "servers.s.args.api-key": "plain-secret",
+    }
+    assert "{{ lookup('env', 'HF_TOKEN') }}" in found["servers.s.env.HF_TOKEN"]["message"]
+    assert found["servers.s.env.API_KEY"]["origin"] == "inventory/host_vars/gpu1.yml:7"
+    assert host.servers["s"].env["HF_TOKEN"].value == "$HF_TOKEN"
+
+
 def test_no_error_quotes_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "sk-CANARY")
     for written in (
