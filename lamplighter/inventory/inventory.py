@@ -20,7 +20,7 @@ from typing import Any
 from lamplighter.errors import InventoryError, UsageError
 from lamplighter.inventory.connection import translate
 from lamplighter.inventory.groups import BUILT_IN, Tree
-from lamplighter.inventory.names import is_address
+from lamplighter.inventory.names import PLACE
 from lamplighter.inventory.patterns import Patterns
 from lamplighter.inventory.schema import (
     CONNECTION,
@@ -203,7 +203,7 @@ class Inventory:
         servers = strip((merged.entries or {})["servers"]) if "servers" in (merged.entries or {}) else EMPTY
         checked = check_host(name, replace(merged, data=said.variables), problems)
         wanted = self._servers(servers, problems)
-        if wanted and "ansible_host" not in said.variables and not is_address(name):
+        if wanted and "ansible_host" not in said.variables and not PLACE.fullmatch(name):
             problems.add(self._tree.origins[name], f"{name} is no address that can be reached: say ansible_host")
             return None
         if checked is None or wanted is None:

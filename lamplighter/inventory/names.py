@@ -17,6 +17,8 @@ _LABEL = re.compile(
     r"(?:[\w-]|\[(?:[a-z]:[a-z]|[0-9]+:[0-9]+)(?::[0-9]+)?\])*(?<![_-])",
     re.IGNORECASE,
 )
+#: What may stand where ssh wants a host: a name, an address, or either behind ``user@``.
+PLACE = re.compile(r"[\w\[][\w.:%@\[\]-]*|::[\w.:%]*")
 #: Far above any real inventory: a range with two digits too many is refused before it eats the memory.
 MOST_HOSTS = 100_000
 

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from lamplighter.inventory.connection import READ
+from lamplighter.inventory.names import PLACE
 from lamplighter.inventory.secrets import is_secret
 from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, plain
 
@@ -61,7 +62,7 @@ def _text(value: object) -> str:
 
 
 def _address(value: object) -> str:
-    if not re.fullmatch(r"[\w\[][\w.:%@\[\]-]*|::[\w.:%]*", _text(value)):
+    if not PLACE.fullmatch(_text(value)):
         raise _Unfit("must be a host name or an address")
     return _text(value)
 

@@ -6,6 +6,7 @@ said for the host; every other variable is replaced whole, so that other people'
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +71,7 @@ class Scopes:
     def _magic(self, host: str) -> dict[str, object]:
         return {
             "inventory_hostname": host,
+            "ansible_playbook_python": sys.executable,
             "inventory_hostname_short": host.partition(".")[0],
             "groups": self._groups,
             "group_names": sorted(name for name in self._fleet.groups_of(host) if name != "all"),
