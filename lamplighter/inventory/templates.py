@@ -107,7 +107,7 @@ class Filled:
 class Templates:
     """The templates of one inventory.
 
-    ``scope_of`` gives the scope of a host by name, ``open_sealed`` the text of a vault. ``directories`` are where
+    ``scope_of`` gives the scope of a host by name, ``open_sealed`` what is in a vault. ``directories`` are where
     ``lookup('file')`` looks for a relative path.
     """
 
@@ -115,7 +115,7 @@ class Templates:
         self,
         scope_of: Callable[[str], Scope],
         hosts: Sequence[str],
-        open_sealed: Callable[[Sealed], str],
+        open_sealed: Callable[[Sealed], object],
         directories: Sequence[Path],
     ) -> None:
         self._scope_of = scope_of

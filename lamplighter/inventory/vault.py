@@ -93,11 +93,12 @@ class Vault:
 
     sources: Sequence[PasswordSource] = ()
     _passwords: dict[PasswordSource, bytes] = field(default_factory=dict, repr=False)
+    _files: dict[Path, Value] = field(default_factory=dict, repr=False)
 
-    def open(self, sealed: Sealed) -> str:
-        """The text. Raises SecretMissing where no password is given or none fits, or the text is damaged."""
+    def open(self, sealed: Sealed) -> str | int | float:
+        """What is sealed. Raises SecretMissing where no password is given or none fits, or it is damaged."""
         if sealed.path is not None:
-            return _opened_by_sops(sealed, sealed.path)
+            return self._value_of_sops(sealed, sealed.path)
         label, parts = _envelope(sealed)
         if not self.sources:
             raise SecretMissing(f"{sealed} cannot be opened: no vault password is given", sealed.origin, _HINT)
@@ -120,8 +121,25 @@ class Vault:
             f"tried: {tried}",
         )
 
+    def _value_of_sops(self, sealed: Sealed, path: Path) -> str | int | float:
+        if path not in self._files:
+            self._files[path] = read_text(_opened_by_sops(sealed, path), path, Problems())
+        value: Value | None = self._files[path]
+        for key in sealed.keys:
+            value = _part(value, key)
+        if value is None or not isinstance(value.data, str | int | float):
+            raise SecretMissing(f"{sealed}: sops gives no such value", sealed.origin)
+        return value.data
+
     def _by_label(self, label: str) -> Iterator[PasswordSource]:
         yield from sorted(self.sources, key=lambda source: source.label != label)
+
+
+def _part(value: Value | None, key: str) -> Value | None:
+    if value is None or value.entries is not None:
+        return None if value is None else (value.entries or {}).get(key)
+    items = value.data if isinstance(value.data, tuple) else ()
+    return items[int(key)] if key.isdigit() and int(key) < len(items) else None
 
 
 def opened(value: Value, vault: Vault, problems: Problems) -> Value:
@@ -130,16 +148,12 @@ def opened(value: Value, vault: Vault, problems: Problems) -> Value:
     if not isinstance(sealed, Sealed):
         return value
     try:
-        text = vault.open(sealed)
+        text = str(vault.open(sealed))
     except SecretMissing as lacking:
         problems.add(sealed.origin, f"{lacking.what}{f' ({lacking.next_step})' if lacking.next_step else ''}")
         return Value({}, value.origin)
     content = read_text(text, Path(sealed.origin.file), problems)
-    entries = {
-        key: marked(each, sealed=f"{'sops' if sealed.path else '!vault'} ({each.origin})")
-        for key, each in (content.entries or {}).items()
-        if not (sealed.path and key == "sops")
-    }
+    entries = {key: marked(each, sealed=f"!vault ({each.origin})") for key, each in (content.entries or {}).items()}
     return replace(content, data=entries)
 
 

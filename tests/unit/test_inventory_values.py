@@ -340,23 +340,37 @@ def test_a_password_script_is_told_the_vault_id(tmp_path: Path) -> None:
     assert resolve_secrets(load(vaulted_group(), vault).host("gpu1").servers["s"]) == {"TOKEN": "sk-CANARY-in-a-file"}
 
 
-def test_a_sops_file_is_opened_by_sops_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gpu1.sops.yml", "gpu1/b.yml", "gpu1/b.sops.yaml"])
+def test_a_sops_file_is_opened_by_sops_when_a_value_of_it_is_needed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = "token: 'ENC[AES256_GCM,data:x]'\nports: [{a: 'ENC[x]'}]\nplain_unencrypted: b\n"
+    needs = (
+        SERVER.replace("8000", "'{{ 8000 }}'") + "    secrets: {T: '{{ token }}'}\n    args: {p: '{{ ports[0].a }}'}\n"
+    )
     files = {
-        "inventory/hosts.yml": "all: {hosts: {gpu1: }}",
-        "inventory/host_vars/gpu1/a.yml": SERVER + "    secrets: {T: '{{ token }}'}\n",
-        "inventory/host_vars/gpu1/b.yml": "token: 'ENC[AES256_GCM,data:x]'\nsops: {version: 3, mac: 'ENC[x]'}\n",
+        "inventory/hosts.yml": "all: {hosts: {gpu1: , gpu2: }}",
+        "inventory/group_vars/all.yml": needs,
+        f"inventory/host_vars/{name}": sealed + "sops: {version: 3, mac: 'ENC[x]'}\n",
+        "inventory/host_vars/gpu2.yml": "token: !secret env:HOME\nports: [{a: 1}]\n",
     }
     monkeypatch.setenv("PATH", "/nowhere")
+    assert load(files).host("gpu2").servers["s"].args["p"] == 1
     with pytest.raises(InventoryError, match="the program sops is not installed"):
-        load(files).host("gpu1")
+        resolve_secrets(load(files).host("gpu1").servers["s"])
     sops = tmp_path / "bin" / "sops"
     sops.parent.mkdir()
-    sops.write_text("#!/bin/sh\n[ \"$1\" = --decrypt ] && printf 'token: sops-CANARY\\n'\n")
+    sops.write_text(
+        '#!/bin/sh\n[ "$1" = --decrypt ] && [ -f "$2" ] && echo >>ran && '
+        "printf 'token: sops-CANARY\\nports: [{a: 4711}]\\nplain_unencrypted: b\\n'\n"
+    )
     sops.chmod(0o755)
     monkeypatch.setenv("PATH", str(sops.parent))
     host = load(files).host("gpu1")
-    assert resolve_secrets(host.servers["s"]) == {"T": "sops-CANARY"}
-    assert "CANARY" not in str(host.to_json())
+    assert sorted(resolve_secrets(host.servers["s"]).values()) == ["4711", "sops-CANARY"]
+    assert "CANARY" not in str(host.to_json()) + repr(host)
+    assert "4711" not in str(host.to_json()["servers"])
+    assert Path("ran").read_text() == "\n"  # once for all values of a file
 
 
 # -- merging
