@@ -67,7 +67,7 @@ def test_the_secrets_of_every_release_count_and_of_an_adopted_one_what_is_called
     home = ServerHome(str(tmp_path / "s"))
     release(tmp_path / "s", "aaaaaaaaaaaa", "export T='old token'\nexport CUDA_VISIBLE_DEVICES=GPU-1234567\n", {})
     release(tmp_path / "s", "adopted-1", "export HOME=/home/ops\nexport API_KEY=adopted-key\n", {"adopted": {"pid": 1}})
-    hide = confidential.of_request({"secrets": {"T": "new token"}}, home).hide
+    hide = confidential.of_homes([home], {"secrets": {"T": "new token"}}).hide
     text = "old token, new token, adopted-key, /home/ops, GPU-1234567"
     assert hide(text) == "$T, $T, $API_KEY, /home/ops, GPU-1234567"
     assert confidential.of_homes([home]).hide("new token") == "new token"

@@ -66,14 +66,10 @@ def _is_place(value: str) -> bool:
     return re.fullmatch(r"(/[\w.+@ -]+)+/?", value) is not None and os.path.isdir("/" + value.split("/")[1])
 
 
-def of_request(request: Mapping[str, Any], home: ServerHome) -> Confidential:
-    """Return the secrets that a request brings, and those of the server's releases."""
-    return Confidential([*(request.get("secrets") or {}).items(), *_of_home(home)])
-
-
-def of_homes(homes: Iterable[ServerHome]) -> Confidential:
-    """Return the secrets of all releases of some servers."""
-    return Confidential([pair for home in homes for pair in _of_home(home)])
+def of_homes(homes: Iterable[ServerHome], request: Optional[Mapping[str, Any]] = None) -> Confidential:
+    """Return the secrets of all releases of some servers, and those that a request brings."""
+    brought = ((request or {}).get("secrets") or {}).items()
+    return Confidential([*brought, *(pair for home in homes for pair in _of_home(home))])
 
 
 def _of_home(home: ServerHome) -> List[Tuple[str, str]]:
