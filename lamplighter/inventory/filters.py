@@ -519,3 +519,5 @@ TESTS: dict[str, Callable[..., bool]] = {
 }
 #: Filters and tests that may meet what is undefined, or an environment variable that is not set.
 FORGIVING = ("mandatory",)
+#: Filters that take a mapping as it is, of whose parts only some may be filled in (``hostvars``).
+LAZY = ("extract",)

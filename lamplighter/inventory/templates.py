@@ -450,6 +450,9 @@ def _environment(templates: Templates) -> _Sandbox:
     environment.inventory = templates
     for name in ("random", "pprint", "xmlattr", "urlize", "forceescape"):
         environment.filters.pop(name, None)
+    for name in ("none", "true", "false", "boolean", "integer", "float", "string", "number", "mapping", "sameas"):
+        own: Any = environment.tests[name]
+        environment.tests[name] = _guarded(own, name)  # Jinja's own take what is undefined for an answer
     for kind, known in ((environment.filters, filters.FILTERS), (environment.tests, filters.TESTS)):
         kind.update({name: _guarded(each, name) for name, each in known.items()})
         kind.update({f"ansible.builtin.{name}": each for name, each in list(kind.items()) if "." not in name})
@@ -479,6 +482,8 @@ def _guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             for each in (*values, *options.values()):
                 if isinstance(each, _NotSet | Undefined):
                     str(each)
+        if name in filters.LAZY:
+            return function(*values, **options)
         return function(*(_plain(each) for each in values), **{key: _plain(each) for key, each in options.items()})
 
     return call
