@@ -10,6 +10,7 @@ import base64
 import hashlib
 import itertools
 import json
+import math
 import os
 import posixpath
 import re
@@ -23,7 +24,7 @@ import yaml
 from jinja2 import Undefined, pass_environment
 from jinja2.filters import do_max, do_min, do_unique
 
-_TRUE = ("true", "yes", "on", "1", "y", "t")
+_TRUE = ("true", "yes", "on", "1")
 _UUIDS = uuid.UUID("361e6d51-faec-444a-9079-341386da8e2e")  # the name space that Ansible's to_uuid counts in
 _BYTES = {unit: 1 << 10 * power for power, unit in enumerate("BKMGTPEZY")}
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -48,11 +49,9 @@ def realized(value: object) -> Any:
 # -- truth and choice
 
 
-def boolean(value: object) -> bool | None:
-    """What Ansible takes for true; anything else is false, and nothing stays nothing."""
-    if value is None or isinstance(value, bool):
-        return value
-    return str(value).lower() in _TRUE
+def boolean(value: object) -> bool:
+    """Whether Ansible takes this for true; anything else is false."""
+    return value == 1 if isinstance(value, bool | int | float) else str(value).lower() in _TRUE
 
 
 def ternary(value: object, true: object, false: object, none: object = None) -> object:
@@ -176,6 +175,11 @@ def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
 def from_yaml(value: str) -> object:
     """What a YAML text says."""
     return yaml.safe_load(value)
+
+
+def from_yaml_all(value: str) -> list[object]:
+    """What each document of a YAML text says."""
+    return list(yaml.safe_load_all(value))
 
 
 def b64encode(value: object, encoding: str = "utf-8") -> str:
@@ -314,6 +318,11 @@ def zipped(*lists: Iterable[Any]) -> list[list[Any]]:
     return [list(each) for each in zip(*lists, strict=False)]
 
 
+def zipped_longest(*lists: Iterable[Any], fillvalue: object = None) -> list[list[Any]]:
+    """Lists side by side, as long as the longest."""
+    return [list(each) for each in itertools.zip_longest(*lists, fillvalue=fillvalue)]
+
+
 def product(*lists: Iterable[Any]) -> list[list[Any]]:
     """Every combination of one item of each list."""
     return [list(each) for each in itertools.product(*lists)]
@@ -340,6 +349,16 @@ def unique(environment: Any, value: Iterable[Any], case_sensitive: bool = True, 
 
 
 # -- numbers
+
+
+def logarithm(value: float, base: float = math.e) -> float:
+    """To which power the base is the number."""
+    return math.log10(value) if base == 10 else math.log(value, base)
+
+
+def root(value: float, base: float = 2) -> float:
+    """The square root, or another one."""
+    return math.sqrt(value) if base == 2 else math.pow(value, 1.0 / base)
 
 
 def human_to_bytes(value: object, default_unit: str | None = None, isbits: bool = False) -> int:
@@ -426,6 +445,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "basename": posixpath.basename,
     "bool": boolean,
     "checksum": lambda value: digest(value, "sha1"),
+    "combinations": lambda values, size: [list(each) for each in itertools.combinations(values, size)],
     "combine": combine,
     "comment": comment,
     "dict2items": dict2items,
@@ -436,16 +456,20 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "flatten": flatten,
     "from_json": from_json,
     "from_yaml": from_yaml,
+    "from_yaml_all": from_yaml_all,
     "hash": digest,
     "human_readable": human_readable,
     "human_to_bytes": human_to_bytes,
     "intersect": intersect,
     "items2dict": items2dict,
+    "log": logarithm,
     "mandatory": mandatory,
     "max": greatest,
     "md5": lambda value: digest(value, "md5"),
     "min": least,
     "path_join": lambda parts: posixpath.join(*([parts] if isinstance(parts, str) else parts)),
+    "permutations": lambda values, *size: [list(each) for each in itertools.permutations(values, *size)],
+    "pow": math.pow,
     "product": product,
     "quote": quote,
     "regex_escape": regex_escape,
@@ -453,6 +477,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "regex_replace": regex_replace,
     "regex_search": regex_search,
     "relpath": posixpath.relpath,
+    "root": root,
     "sha1": lambda value: digest(value, "sha1"),
     "split": split,
     "splitext": lambda path: list(posixpath.splitext(path)),
@@ -469,6 +494,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "urldecode": urllib.parse.unquote_plus,
     "urlsplit": urlsplit,
     "zip": zipped,
+    "zip_longest": zipped_longest,
 }
 
 TESTS: dict[str, Callable[..., bool]] = {
@@ -493,3 +519,5 @@ TESTS: dict[str, Callable[..., bool]] = {
 }
 #: Filters and tests that may meet what is undefined, or an environment variable that is not set.
 FORGIVING = ("mandatory",)
+#: Filters that take a mapping as it is, of whose parts only some may be filled in (``hostvars``).
+LAZY = ("extract",)

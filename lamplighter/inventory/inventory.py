@@ -186,13 +186,13 @@ class Inventory:
     def _resolve(self, name: str, problems: Problems) -> Host | None:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
-        before = len(problems)
-        filled = self._scopes.filled(name, OURS, problems)
-        if len(problems) > before:  # what could not be filled in would only be told twice
+        found = Problems()
+        filled = self._scopes.filled(name, OURS, found)
+        if len(found):  # what could not be filled in would only be told twice
+            problems.take(found)
             return None
         merged = self._under_servers(filled)
         self._check_thresholds(merged, problems)
-        found = Problems()
         defaults = self._defaults.get("node", EMPTY).entries or {}
         said = translate(merged.entries or {}, defaults, found)
         is_strict = said.variables.get("lint", EMPTY).data == "strict"
@@ -217,10 +217,12 @@ class Inventory:
             root,
             lab,
             wanted,
-            MappingProxyType({
-                "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
-                **{path: value.origin for path, value in walk(variables)},
-            }),
+            MappingProxyType(
+                {
+                    "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
+                    **{path: value.origin for path, value in walk(variables)},
+                }
+            ),
             MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
             found.warnings,
         )

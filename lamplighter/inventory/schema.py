@@ -211,8 +211,8 @@ def _check(value: object) -> object:
 def _secret(value: object) -> object:
     if not is_secret(value):
         raise _Unfit(
-            "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no secret "
-            "is written down here"
+            "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no "
+            "secret is written down here"
         )
     return value
 

@@ -19,6 +19,10 @@ from lamplighter.inventory.values import FilledSecret, Problems, Secret, SecretR
 if TYPE_CHECKING:
     from lamplighter.inventory.schema import Server
 
+_SHELL = re.compile(r"\$(\w+|\{\w+\})")
+_CALLED_SECRET = re.compile(r"(?i)(?:^|[-_])(?:api[-_]?key|token|secret|password|passwd)$")
+#: A number, a path, or what says that there is no key.
+_HARMLESS = re.compile(r"(?i)[0-9.]+|[~/].*|empty|none|null|dummy|x+")
 #: Settings of a server whose values may be secret.
 _KEEPERS = ("secrets", "env", "args", "extra_args")
 
@@ -36,6 +40,9 @@ def settled(server: Value, path: str, problems: Problems) -> Value:
         key: each if key in _KEEPERS else unwrapped(each, f"{path}.{key}", problems)
         for key, each in server.entries.items()
     }
+    for key in ("env", "args"):
+        for name, each in (entries[key].entries or {}).items() if key in entries else ():
+            _warn_of_plain(name, (each.entries or {}).get("value", each), f"{path}.{key}.{name}", problems)
     env = entries.get("env")
     if env is not None and env.entries is not None:
         kept, moved = _parted(env.entries, f"{path}.env", problems)
@@ -50,6 +57,28 @@ def settled(server: Value, path: str, problems: Problems) -> Value:
         if moved and secrets.entries is not None:
             entries["secrets"] = replace(secrets, data={**known, **moved})
     return replace(server, data=entries)
+
+
+def _warn_of_plain(name: str, value: Value, path: str, problems: Problems) -> None:
+    """Warn of what was probably meant to be a secret, and is text that everybody on the node may read."""
+    text = value.data
+    if not isinstance(text, str) or not text:
+        return
+    if _SHELL.fullmatch(text):
+        problems.warn(
+            value.origin,
+            f"{path}: no shell reads this, the server gets {text} as it stands: "
+            f"\"{{{{ lookup('env', '{text.strip('${}')}') }}}}\" is that variable of this machine",
+            "shell-variable",
+            path,
+        )
+    elif _CALLED_SECRET.search(name) and not _HARMLESS.fullmatch(text):
+        problems.warn(
+            value.origin,
+            f"{path}: stands here in clear, and so it will on the node: write !secret env:NAME, a vault or a lookup",
+            "plain-secret",
+            path,
+        )
 
 
 def _parted(env: Mapping[str, Value], path: str, problems: Problems) -> tuple[dict[str, Value], dict[str, Value]]:

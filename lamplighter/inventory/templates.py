@@ -1,8 +1,8 @@
 """Templates in values: each is filled in when it is asked for, from the variables of its host, as Ansible does it.
 
 Sandboxed Jinja. What is undefined is an error, and so is a template that needs itself. A lone ``{{ x }}`` keeps the
-type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault, or out
-of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
+type of ``x``, all else is text, and what a template yields is not read as a template again. What came out of a vault,
+or out of this machine's environment or files, taints every value that it took part in: no filter can launder a secret.
 
 Reads files and the environment of this machine, where a ``lookup`` says so; starts nothing.
 """
@@ -25,6 +25,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import missing
 
+from lamplighter.errors import InventoryError
 from lamplighter.inventory import filters
 from lamplighter.inventory.values import (
     OMIT,
@@ -106,7 +107,7 @@ class Filled:
 class Templates:
     """The templates of one inventory.
 
-    ``scope_of`` gives the scope of a host by name, ``open_sealed`` the text of a vault. ``directories`` are where
+    ``scope_of`` gives the scope of a host by name, ``open_sealed`` what is in a vault. ``directories`` are where
     ``lookup('file')`` looks for a relative path.
     """
 
@@ -114,7 +115,7 @@ class Templates:
         self,
         scope_of: Callable[[str], Scope],
         hosts: Sequence[str],
-        open_sealed: Callable[[Sealed], str],
+        open_sealed: Callable[[Sealed], object],
         directories: Sequence[Path],
     ) -> None:
         self._scope_of = scope_of
@@ -197,7 +198,10 @@ class Templates:
             return [self.fetch(scope, (*path, str(place)), each) for place, each in enumerate(value.data)]
         if isinstance(value.data, SecretRef):
             self.taint(Taint.LOCAL)
-            return value.data.resolve()
+            try:
+                return value.data.resolve()
+            except InventoryError as error:
+                raise SecretMissing(error.what, value.origin, error.next_step) from None
         if not self._is_open(value):
             return value.data
         try:
@@ -276,7 +280,7 @@ class Templates:
             self.taint(Taint.VAULT)
         if isinstance(data, Sealed):
             self.taint(Taint.VAULT)
-            data = self._open_sealed(data)
+            return self._open_sealed(data)  # which is no template, however it looks
         if not isinstance(data, str) or value.is_text or not is_template(data):
             return data
         if data not in self._compiled:
@@ -446,6 +450,9 @@ def _environment(templates: Templates) -> _Sandbox:
     environment.inventory = templates
     for name in ("random", "pprint", "xmlattr", "urlize", "forceescape"):
         environment.filters.pop(name, None)
+    for name in ("none", "true", "false", "boolean", "integer", "float", "string", "number", "mapping", "sameas"):
+        own: Any = environment.tests[name]
+        environment.tests[name] = _guarded(own, name)  # Jinja's own take what is undefined for an answer
     for kind, known in ((environment.filters, filters.FILTERS), (environment.tests, filters.TESTS)):
         kind.update({name: _guarded(each, name) for name, each in known.items()})
         kind.update({f"ansible.builtin.{name}": each for name, each in list(kind.items()) if "." not in name})
@@ -475,6 +482,8 @@ def _guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             for each in (*values, *options.values()):
                 if isinstance(each, _NotSet | Undefined):
                     str(each)
+        if name in filters.LAZY:
+            return function(*values, **options)
         return function(*(_plain(each) for each in values), **{key: _plain(each) for key, each in options.items()})
 
     return call

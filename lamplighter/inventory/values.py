@@ -89,14 +89,15 @@ class SecretMissing(InventoryError):
 
 @dataclass(frozen=True)
 class Sealed:
-    """Text that only a password or a program opens: of one value, or of a whole file; ``str()`` says where it lies.
+    """What only a password or a program opens: one value, or a whole file; ``str()`` says where it lies.
 
-    ``text`` is a vault's; a file that the program sops opens has a ``path`` instead.
+    ``text`` is a vault's. What the program sops opens is a value of the file at ``path``, under ``keys``.
     """
 
     text: str = field(repr=False)
     origin: Origin
     path: Path | None = None
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{'sops' if self.path else '!vault'} ({self.origin})"

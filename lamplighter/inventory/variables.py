@@ -15,6 +15,8 @@ from lamplighter.inventory.values import Origin, Problems, Value, shown_path
 
 #: In the order in which they are looked for.
 SUFFIXES = (".yml", ".yaml", ".json")
+#: Stands before the suffix of a file that the program sops opens, as Ansible's plugin for it wants it.
+SOPS = ".sops"
 _KINDS = {"group_vars": "group", "host_vars": "host"}
 
 #: Reads one file of variables; what is wrong is noted.
@@ -68,11 +70,11 @@ class VariableFiles:
                 )
 
     def _is_read(self, path: Path, known: Collection[str]) -> bool:
-        name = path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
+        name = path.name.removesuffix(path.suffix).removesuffix(SOPS) if path.suffix in SUFFIXES else path.name
         if path.name in known:
             return True
         if name in known:
-            return _place_of(path.parent, name) == path
+            return path in _places_of(path.parent, name)
         return path.suffix in (*SUFFIXES, "") or path.is_dir()
 
     def _of(self, kind: str, names: Collection[str], problems: Problems) -> Iterator[Value]:
@@ -86,13 +88,13 @@ class VariableFiles:
     def _files_of(self, place: Path, name: str) -> _Found | None:
         key = (place, name)
         if key not in self._found:
-            path = _place_of(place, name)
-            self._found[key] = None if path is None else self._read_files(path)
+            paths = _places_of(place, name)
+            self._found[key] = self._read_files(paths) if paths else None
         return self._found[key]
 
-    def _read_files(self, path: Path) -> _Found:
+    def _read_files(self, paths: Collection[Path]) -> _Found:
         problems = Problems()
-        files = list(_files_below(path, frozenset())) if path.is_dir() else [path]
+        files = [each for one in paths for each in (_files_below(one, frozenset()) if one.is_dir() else [one])]
         values = tuple(canonical(self._read(file, problems), problems) for file in files)
         return _Found(values, problems)
 
@@ -101,13 +103,14 @@ def _places(directory: Path) -> list[Path]:
     return [directory / kind for kind in _KINDS if (directory / kind).is_dir()]
 
 
-def _place_of(place: Path, name: str) -> Path | None:
-    """Where the variables of a name are, in one directory."""
+def _places_of(place: Path, name: str) -> list[Path]:
+    """Where the variables of a name are, in one directory: one place, and above it a file of sops."""
     # A host may be called as a path (a chroot): it has no files, and no name leads out of the directory.
     if name.startswith("/") or ".." in PurePath(name).parts:
-        return None
-    names = (name, *(f"{name}{suffix}" for suffix in SUFFIXES))
-    return next((place / each for each in names if (place / each).exists()), None)
+        return []
+    names = ((name, *(f"{name}{suffix}" for suffix in SUFFIXES)), [f"{name}{SOPS}{suffix}" for suffix in SUFFIXES])
+    found = [next((place / each for each in some if (place / each).exists()), None) for some in names]
+    return [each for each in found if each is not None]
 
 
 def _files_below(directory: Path, above: frozenset[Path]) -> Iterator[Path]:

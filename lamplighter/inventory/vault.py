@@ -7,6 +7,7 @@ raised here quotes a password or a decrypted text. Format 1.1 and 1.2, AES256, a
 from __future__ import annotations
 
 import binascii
+import hashlib
 import hmac
 import os
 import re
@@ -15,13 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.hmac import HMAC
-from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
-from cryptography.hazmat.primitives.padding import PKCS7
 
 from lamplighter.errors import UsageError
 from lamplighter.inventory.sources.yaml_file import VAULT, read_text
@@ -93,20 +87,20 @@ class Vault:
 
     sources: Sequence[PasswordSource] = ()
     _passwords: dict[PasswordSource, bytes] = field(default_factory=dict, repr=False)
+    _files: dict[Path, Value] = field(default_factory=dict, repr=False)
 
-    def open(self, sealed: Sealed) -> str:
-        """The text. Raises SecretMissing where no password is given or none fits, or the text is damaged."""
+    def open(self, sealed: Sealed) -> str | int | float:
+        """What is sealed. Raises SecretMissing where no password is given or none fits, or it is damaged."""
         if sealed.path is not None:
-            return _opened_by_sops(sealed, sealed.path)
+            return self._value_of_sops(sealed, sealed.path)
         label, parts = _envelope(sealed)
         if not self.sources:
             raise SecretMissing(f"{sealed} cannot be opened: no vault password is given", sealed.origin, _HINT)
         for source in self._by_label(label):
             if source not in self._passwords:
                 self._passwords[source] = source.read()
-            try:
-                plain = _decrypted(self._passwords[source], *parts)
-            except InvalidSignature:
+            plain = _decrypted(self._passwords[source], *parts)
+            if plain is None:
                 continue
             try:
                 return plain.decode("utf-8")
@@ -120,8 +114,25 @@ class Vault:
             f"tried: {tried}",
         )
 
+    def _value_of_sops(self, sealed: Sealed, path: Path) -> str | int | float:
+        if path not in self._files:
+            self._files[path] = read_text(_opened_by_sops(sealed, path), path, Problems())
+        value: Value | None = self._files[path]
+        for key in sealed.keys:
+            value = _part(value, key)
+        if value is None or not isinstance(value.data, str | int | float):
+            raise SecretMissing(f"{sealed}: sops gives no such value", sealed.origin)
+        return value.data
+
     def _by_label(self, label: str) -> Iterator[PasswordSource]:
         yield from sorted(self.sources, key=lambda source: source.label != label)
+
+
+def _part(value: Value | None, key: str) -> Value | None:
+    if value is None or value.entries is not None:
+        return None if value is None else (value.entries or {}).get(key)
+    items = value.data if isinstance(value.data, tuple) else ()
+    return items[int(key)] if key.isdigit() and int(key) < len(items) else None
 
 
 def opened(value: Value, vault: Vault, problems: Problems) -> Value:
@@ -130,16 +141,12 @@ def opened(value: Value, vault: Vault, problems: Problems) -> Value:
     if not isinstance(sealed, Sealed):
         return value
     try:
-        text = vault.open(sealed)
+        text = str(vault.open(sealed))
     except SecretMissing as lacking:
         problems.add(sealed.origin, f"{lacking.what}{f' ({lacking.next_step})' if lacking.next_step else ''}")
         return Value({}, value.origin)
     content = read_text(text, Path(sealed.origin.file), problems)
-    entries = {
-        key: marked(each, sealed=f"{'sops' if sealed.path else '!vault'} ({each.origin})")
-        for key, each in (content.entries or {}).items()
-        if not (sealed.path and key == "sops")
-    }
+    entries = {key: marked(each, sealed=f"!vault ({each.origin})") for key, each in (content.entries or {}).items()}
     return replace(content, data=entries)
 
 
@@ -186,15 +193,18 @@ def _opened_by_sops(sealed: Sealed, path: Path) -> str:
 
 @lru_cache(maxsize=256)  # a fleet's files share few salts, and each takes a hundredth of a second
 def _keys(password: bytes, salt: bytes) -> bytes:
-    return PBKDF2HMAC(algorithm=SHA256(), length=80, salt=salt, iterations=10000).derive(password)
+    return hashlib.pbkdf2_hmac("sha256", password, salt, 10000, 80)
 
 
-def _decrypted(password: bytes, salt: bytes, signature: bytes, data: bytes) -> bytes:
+def _decrypted(password: bytes, salt: bytes, signature: bytes, data: bytes) -> bytes | None:
+    """What lies in the vault; None where the password is another one."""
+    # Costs 7 MB and a tenth of a second, and few inventories hold a vault.
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.padding import PKCS7
+
     keys = _keys(password, salt)
-    signed = HMAC(keys[32:64], SHA256())
-    signed.update(data)
-    if not hmac.compare_digest(signed.finalize(), signature):
-        raise InvalidSignature
+    if not hmac.compare_digest(hmac.digest(keys[32:64], data, "sha256"), signature):
+        return None
     decryptor = Cipher(algorithms.AES(keys[:32]), modes.CTR(keys[64:])).decryptor()
     padded = decryptor.update(data) + decryptor.finalize()
     unpadder = PKCS7(128).unpadder()

@@ -37,7 +37,7 @@ def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[Releas
         argv[place] = secrets.get(variable, "")
     for index, word in enumerate(argv):
         if flag and word == flag and index + 1 < len(argv):
-            return argv[index + 1]
+            return argv[index + 1] or None
         if flag and word.startswith(f"{flag}="):
             return word[len(flag) + 1 :]
     name = engine.get("api_key_env")

@@ -375,12 +375,11 @@ def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
     """
     home = server_home(root, request["server"]["name"])
     release = home.current_release()
-    secrets = request.get("secrets")
     return {
         **check(request, root),
         "status": _status_of(home, request["host"]),
         "current": None if release is None else _described(release),
-        "changed_secrets": [] if secrets is None else _changed_secrets(release, request),
+        "changed_secrets": _changed_secrets(release, request),
         "drift": standing.find_drift(home, None).to_json(),
     }
 

@@ -64,7 +64,7 @@ class Run:
         self.plan = Plan.load(request["server"])
         self.engine: dict[str, Any] = request["engine"]
         self.release: Optional[ReleaseDirectory] = None
-        self.confidential = confidential.of_request(request, home)
+        self.confidential = confidential.of_homes([home], request)
         self.journal = journal.Journal(
             directory.journal,
             directory.ballast,

@@ -210,7 +210,7 @@ class HostSession:
         release = build_release(self.host, server, engine, self.project)
         findings = _secret_findings(server)
         asked = {"verb": "plan", "server": release.manifest["server"], "engine": engine.compiled}
-        found = self._result({**asked, "secrets": None if findings else resolve_secrets(server)})
+        found = self._result(asked if findings else {**asked, "secrets": resolve_secrets(server)})
         changes = compare(release, found["current"], found["changed_secrets"])
         serves = found["status"]["state"] == "serving"
         return {

@@ -63,7 +63,7 @@ def watched_command_lines() -> Iterator[set[str]]:
 
 
 def leaks(box: Box) -> list[str]:
-    """Files of the control side and of the node that hold a secret, but for the `env` of a release, which is private."""
+    """Files of the control side and of the node that hold a secret, but for the private `env` of a release."""
     found = []
     for path in box.driver.inventory.parent.rglob("*"):
         if path.is_symlink() or not path.is_file() or "outside" in path.parts:

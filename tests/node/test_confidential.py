@@ -37,6 +37,11 @@ def test_a_declared_secret_is_hidden_wherever_it_stands(data: object, shown: obj
     assert HIDE(data) == shown
 
 
+def test_a_path_of_the_node_stays_readable(tmp_path: Path) -> None:
+    hide = Confidential([("HF_HOME", str(tmp_path)), ("TOKEN", "/aaaa+bbbb/cccc")]).hide
+    assert hide(f"{tmp_path}/hub and /aaaa+bbbb/cccc") == f"{tmp_path}/hub and $TOKEN"
+
+
 def test_a_short_secret_is_no_reason_to_spoil_every_text() -> None:
     assert Confidential([("DEBUG", "1")]).hide("port 8001, tp 1") == "port 8001, tp 1"
     assert Confidential().hide({"a": "b"}) == {"a": "b"}
@@ -62,7 +67,7 @@ def test_the_secrets_of_every_release_count_and_of_an_adopted_one_what_is_called
     home = ServerHome(str(tmp_path / "s"))
     release(tmp_path / "s", "aaaaaaaaaaaa", "export T='old token'\nexport CUDA_VISIBLE_DEVICES=GPU-1234567\n", {})
     release(tmp_path / "s", "adopted-1", "export HOME=/home/ops\nexport API_KEY=adopted-key\n", {"adopted": {"pid": 1}})
-    hide = confidential.of_request({"secrets": {"T": "new token"}}, home).hide
+    hide = confidential.of_homes([home], {"secrets": {"T": "new token"}}).hide
     text = "old token, new token, adopted-key, /home/ops, GPU-1234567"
     assert hide(text) == "$T, $T, $API_KEY, /home/ops, GPU-1234567"
     assert confidential.of_homes([home]).hide("new token") == "new token"

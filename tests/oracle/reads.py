@@ -1,7 +1,8 @@
 """What ansible-core reads: run by its own Python. A request a line on stdin, an answer a line on stdout, both JSON.
 
 Request: ``{"sources": [...], "patterns": [...]}``. Answer: hosts, the hosts of each group, of each host its connection
-variables filled in, and of each pattern the hosts that it chooses, or null where Ansible refuses it.
+variables filled in, and of each pattern the hosts that it chooses, or null where Ansible refuses it. With ``values``,
+names of variables of the first host: what each comes to as ``{"is": ...}``, or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 from ansible.utils.display import Display
+from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 
 #: In the order in which Ansible takes them: the last one that is set counts.
@@ -31,10 +33,10 @@ def main() -> None:
     init_plugin_loader([])
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(answer(request["sources"], request["patterns"])), flush=True)
+        print(json.dumps(answer(request["sources"], request["patterns"], request.get("values", []))), flush=True)
 
 
-def answer(sources: list[str], patterns: list[str]) -> dict[str, object]:
+def answer(sources: list[str], patterns: list[str], values: list[str]) -> dict[str, object]:
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=sources)
     variables = VariableManager(loader=loader, inventory=inventory)
@@ -43,7 +45,23 @@ def answer(sources: list[str], patterns: list[str]) -> dict[str, object]:
         "groups": {name: [host.name for host in group.get_hosts()] for name, group in inventory.groups.items()},
         "connections": {name: connection(name, inventory, variables, loader) for name in inventory.hosts},
         "patterns": {pattern: chosen(inventory, pattern) for pattern in patterns},
+        "values": filled(values, inventory, variables, loader) if values else {},
     }
+
+
+def filled(
+    names: list[str], inventory: InventoryManager, variables: VariableManager, loader: DataLoader
+) -> dict[str, object]:
+    known = variables.get_vars(host=next(iter(inventory.hosts.values())))
+    known["hostvars"] = HostVars(inventory, variables, loader)
+    templar = Templar(loader=loader, variables=known)
+    found: dict[str, object] = {}
+    for name in names:
+        try:
+            found[name] = {"is": json.loads(json.dumps(templar.template(known[name])))}
+        except (AnsibleError, TypeError) as error:
+            found[name] = {"error": str(error)}
+    return found
 
 
 def connection(

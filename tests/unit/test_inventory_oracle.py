@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lamplighter.errors import LamplighterError, UsageError
 from lamplighter.inventory import Inventory, load_inventory
+from lamplighter.inventory.values import Problems, plain
 from tests.engines.place import ANSIBLE, NotBuildable, made
 from tests.needs import is_required
 from tests.oracle.generate import generate
@@ -24,7 +26,7 @@ SEED = int(os.environ.get("LAMPLIGHTER_SEED", "20240"))
 ORACLE = Path(__file__).parents[1] / "oracle"
 SHAPES = sorted(path for path in (Path(__file__).parents[1] / "cases" / "inventory").iterdir() if path.is_dir())
 
-Ask = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
+Ask = Callable[..., Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,9 @@ def ask(require: Callable[[str, str | None], None]) -> Iterator[Ask]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ,
     ) as oracle:  # fmt: skip
 
-        def ask(sources: Sequence[str], patterns: Sequence[str]) -> Mapping[str, Any]:
-            print(json.dumps({"sources": list(sources), "patterns": list(patterns)}), file=oracle.stdin, flush=True)
+        def ask(sources: Sequence[str], patterns: Sequence[str], values: Sequence[str] = ()) -> Mapping[str, Any]:
+            request = {"sources": list(sources), "patterns": list(patterns), "values": list(values)}
+            print(json.dumps(request), file=oracle.stdin, flush=True)
             found: Mapping[str, Any] = json.loads(oracle.stdout.readline())  # type: ignore[union-attr]
             return found
 
@@ -113,6 +116,39 @@ def chosen(inventory: Inventory, pattern: str) -> tuple[list[str], str]:
         return inventory.select([pattern]), ""
     except UsageError as error:
         return [], str(error)
+
+
+def test_templates(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = dict(enumerate(yaml.safe_load((ORACLE / "templates.yml").read_text())))
+    beside = {
+        "number": 5,
+        "nothing": None,
+        "paths": {"base": "/opt", "bin": "{{ paths.base }}/bin"},
+        "needs_nope": "{{ nope }}",
+    }
+    names = {f"t{number}": template for number, template in templates.items()}
+    hosts = {"all": {"hosts": {"h1": {**beside, **names}, "h2": {}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    monkeypatch.setenv("HOME", "/root")  # as the oracle's
+    expected = ask([str(tmp_path / "hosts.yml")], [], list(names))["values"]
+    found = filled(load_inventory(tmp_path / "hosts.yml", tmp_path / "roles"), "h1", list(names))
+    differing = {
+        names[name]: (found[name], expected[name])
+        for name in names
+        if found[name] != expected[name] and not ("error" in found[name] and "error" in expected[name])
+    }
+    assert differing == {}
+
+
+def filled(inventory: Inventory, host: str, names: Sequence[str]) -> dict[str, Any]:
+    """What variables of a host come to, ours and others'."""
+    found: dict[str, Any] = {}
+    for name in names:
+        problems = Problems()
+        value = inventory._scopes.filled(host, [name], problems).entries[name]  # type: ignore[index]
+        error = {"error": str(problems.messages)}
+        found[name] = error if len(problems) else {"is": json.loads(json.dumps(plain(value)))}
+    return found
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda path: path.name)

@@ -27,6 +27,7 @@ SECRET = (
     "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no secret is "
     "written down here; found something else"
 )
+SECRETS_STAND = "must be text; found a secret (which may stand only under secrets, env, args and extra_args)"
 STALL = "must be a number of seconds above 0, or `by phase`; found"
 KEY = (
     "{}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and needs sudo without a "
@@ -154,7 +155,7 @@ def test_the_reference_names_every_setting() -> None:
         ("served_name: ''", "served_name: must not be empty; found the text ''"),
         ("model: 7", "model: must be text; found the number 7"),
         ("model: [a]", "model: must be text; found a list"),
-        ("model: !secret env:X", "model: must be text; found a secret (which may stand only under secrets, env, args and extra_args)"),
+        ("model: !secret env:X", f"model: {SECRETS_STAND}"),
         ('host: "0.0.0.0; x"', "host: must be a host name or an address; found the text '0.0.0.0; x'"),
         ('host: "\\n"', "host: must be one line, without control characters; found the text '\\n'"),
         ("host: http://x", "host: must be a host name or an address; found the text 'http://x'"),
@@ -222,8 +223,10 @@ def test_the_reference_names_every_setting() -> None:
         ("zzz: x", "zzz: unknown name"),
         (
             "api_key: x",
-            "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`, from a vault or "
-            "a lookup",
+            (
+            "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`, from a vault"
+            " or a lookup"
+            ),
         ),
         ("name: x", "name: unknown name: the name of a server is the key above its settings"),
         ("hooks: {}", "hooks: unknown name: this version does not offer it"),

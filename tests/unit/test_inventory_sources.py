@@ -53,7 +53,7 @@ def lines(value: Value) -> dict[str, int]:
         ('a: "\\ud800"\n', "f.yml:1: half a surrogate pair"),
         ("a: 1\nb: *nowhere\n", "f.yml:2: not YAML: found undefined alias"),
         ("a: 1\nb: &x [1, *x]\n", "f.yml:2: an alias holds itself"),
-        ("a: {{ name }}\n", "f.yml:1: a key must be a plain name (values are no templates"),
+        ("a: {{ name }}\n", "f.yml:1: a key must be a plain name (a template must be quoted"),
         ("a:\n  ? \n  : 2\n", "f.yml:2: a key is empty"),
         ("a: 1\nb: !env x\n", "f.yml:2: unknown tag !env: write !secret env:NAME"),
         ("a: 1\nb: !!python/name:os.system x\n", "f.yml:2: unknown tag !!python/name:os.system"),

@@ -108,7 +108,7 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
         "ansible_host: '{{ inventory_hostname }}.example.net'\nansible_port: '{{ base + 22 }}'\nbase: 2200\n"
         "become: \"{{ 'no' | bool }}\"\nmodels: /models\n",
         "    gpus: '{{ [0, 1] }}'\n    env: '{{ common | combine({''B'': ''2''}) }}'\n    python: '{{ models }}/py'\n"
-        + "    served_name: '{{ omit }}'\ncommon: {A: '1'}\n",
+        "    served_name: '{{ omit }}'\ncommon: {A: '1'}\n",
     )
     assert (host.connection.host, host.connection.port, host.connection.become) == ("gpu1.example.net", 2222, False)
     server = host.servers["s"]
@@ -194,6 +194,16 @@ def test_a_secret_that_is_not_there_refuses_what_needs_it_and_says_which(monkeyp
     assert caught.value.exit_code == 2
 
 
+def test_a_reference_that_a_template_passes_on_is_missed_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    server = gpu1("token: !secret env:HF_TOKEN\n", "    env: {HF_TOKEN: 'x{{ token }}'}\n").servers["s"]
+    with pytest.raises(InventoryError, match="the environment variable is not set"):
+        resolve_secrets(server)
+    monkeypatch.setenv("HF_TOKEN", "hf-CANARY")
+    server = gpu1("token: !secret env:HF_TOKEN\n", "    env: {HF_TOKEN: 'x{{ token }}'}\n").servers["s"]
+    assert resolve_secrets(server) == {"HF_TOKEN": "xhf-CANARY"}
+
+
 def test_a_place_that_everybody_sees_takes_what_is_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELS", "/models")
     monkeypatch.delenv("NOT_SET", raising=False)
@@ -214,6 +224,20 @@ def test_a_secret_argument_is_shown_as_its_reference(monkeypatch: pytest.MonkeyP
     assert shown["extra_args"] == ["!secret env:KEY"]
     assert set(resolve_secrets(host.servers["s"]).values()) == {"sk-CANARY"}
     assert len(resolve_secrets(host.servers["s"])) == 2
+
+
+def test_what_was_probably_meant_to_be_a_secret_is_a_warning_at_its_place() -> None:
+    written = "    env: {HF_TOKEN: $HF_TOKEN, API_KEY: sk-plain, A_TOKEN: '3', KEYS: x}\n"
+    host = gpu1("", written + "    args: {api-key: sk-plain, hf-token: EMPTY, num-draft-tokens: many}\n")
+    found = {each["variable"]: each for each in host.to_json()["lint"]}
+    assert {name: each["id"] for name, each in found.items()} == {
+        "servers.s.env.HF_TOKEN": "shell-variable",
+        "servers.s.env.API_KEY": "plain-secret",
+        "servers.s.args.api-key": "plain-secret",
+    }
+    assert "{{ lookup('env', 'HF_TOKEN') }}" in found["servers.s.env.HF_TOKEN"]["message"]
+    assert found["servers.s.env.API_KEY"]["origin"] == "inventory/host_vars/gpu1.yml:7"
+    assert host.servers["s"].env["HF_TOKEN"].value == "$HF_TOKEN"
 
 
 def test_no_error_quotes_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +325,12 @@ def test_a_vaulted_file_is_opened_for_its_hosts_alone_by_vault_id() -> None:
         locked.host("gpu1")
 
 
+@pytest.mark.parametrize("name", ["hosts.yml", "hosts", "hosts.ini"])
+def test_a_vaulted_source_of_hosts_is_refused_and_not_taken_for_hosts(name: str) -> None:
+    with pytest.raises(InventoryError, match=f"inventory/{name}:1: is a vault"):
+        load({f"inventory/{name}": SEALED}, password())
+
+
 def test_a_password_script_is_told_the_vault_id(tmp_path: Path) -> None:
     script = tmp_path / "keys-client.sh"
     script.write_text('#!/bin/sh\n[ "$1 $2" = "--vault-id prod" ] && echo pw2\n')
@@ -310,23 +340,37 @@ def test_a_password_script_is_told_the_vault_id(tmp_path: Path) -> None:
     assert resolve_secrets(load(vaulted_group(), vault).host("gpu1").servers["s"]) == {"TOKEN": "sk-CANARY-in-a-file"}
 
 
-def test_a_sops_file_is_opened_by_sops_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gpu1.sops.yml", "gpu1/b.yml", "gpu1/b.sops.yaml"])
+def test_a_sops_file_is_opened_by_sops_when_a_value_of_it_is_needed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = "token: 'ENC[AES256_GCM,data:x]'\nports: [{a: 'ENC[x]'}]\nplain_unencrypted: b\n"
+    needs = (
+        SERVER.replace("8000", "'{{ 8000 }}'") + "    secrets: {T: '{{ token }}'}\n    args: {p: '{{ ports[0].a }}'}\n"
+    )
     files = {
-        "inventory/hosts.yml": "all: {hosts: {gpu1: }}",
-        "inventory/host_vars/gpu1/a.yml": SERVER + "    secrets: {T: '{{ token }}'}\n",
-        "inventory/host_vars/gpu1/b.yml": "token: 'ENC[AES256_GCM,data:x]'\nsops: {version: 3, mac: 'ENC[x]'}\n",
+        "inventory/hosts.yml": "all: {hosts: {gpu1: , gpu2: }}",
+        "inventory/group_vars/all.yml": needs,
+        f"inventory/host_vars/{name}": sealed + "sops: {version: 3, mac: 'ENC[x]'}\n",
+        "inventory/host_vars/gpu2.yml": "token: !secret env:HOME\nports: [{a: 1}]\n",
     }
     monkeypatch.setenv("PATH", "/nowhere")
+    assert load(files).host("gpu2").servers["s"].args["p"] == 1
     with pytest.raises(InventoryError, match="the program sops is not installed"):
-        load(files).host("gpu1")
+        resolve_secrets(load(files).host("gpu1").servers["s"])
     sops = tmp_path / "bin" / "sops"
     sops.parent.mkdir()
-    sops.write_text("#!/bin/sh\n[ \"$1\" = --decrypt ] && printf 'token: sops-CANARY\\n'\n")
+    sops.write_text(
+        '#!/bin/sh\n[ "$1" = --decrypt ] && [ -f "$2" ] && echo >>ran && '
+        "printf 'token: sops-CANARY\\nports: [{a: 4711}]\\nplain_unencrypted: b\\n'\n"
+    )
     sops.chmod(0o755)
     monkeypatch.setenv("PATH", str(sops.parent))
     host = load(files).host("gpu1")
-    assert resolve_secrets(host.servers["s"]) == {"T": "sops-CANARY"}
-    assert "CANARY" not in str(host.to_json())
+    assert sorted(resolve_secrets(host.servers["s"]).values()) == ["4711", "sops-CANARY"]
+    assert "CANARY" not in str(host.to_json()) + repr(host)
+    assert "4711" not in str(host.to_json()["servers"])
+    assert Path("ran").read_text() == "\n"  # once for all values of a file
 
 
 # -- merging
@@ -349,3 +393,9 @@ def test_merge_replace_takes_the_last_servers_whole() -> None:
         "inventory/host_vars/gpu1.yml": SERVER.replace("  s:", "  t:"),
     }
     assert list(load(files).host("gpu1").servers) == ["t"]
+
+
+def test_what_a_vaulted_value_holds_is_no_template() -> None:
+    sealed = (CASES / "template.vault").read_text()
+    host = gpu1("key: !vault |\n" + indented(sealed, 2), "    secrets: {T: '{{ key }}'}\n", password())
+    assert resolve_secrets(host.servers["s"]) == {"T": "{{ 5 }}x"}

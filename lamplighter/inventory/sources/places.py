@@ -15,7 +15,7 @@ from lamplighter.inventory.groups import Tree
 from lamplighter.inventory.names import split_port
 from lamplighter.inventory.sources.ini import IniGroups
 from lamplighter.inventory.sources.script import has_ansible, is_program, read_by_ansible, read_program
-from lamplighter.inventory.sources.yaml_file import read_any, read_file
+from lamplighter.inventory.sources.yaml_file import VAULT, read_any, read_file
 from lamplighter.inventory.sources.yaml_groups import YamlGroups
 from lamplighter.inventory.values import Origin, Problems, Value, shown_path
 
@@ -137,6 +137,13 @@ class _Reading:
             return
         if not text.strip():
             self.empty.append(path)
+            return
+        if text.startswith(VAULT):
+            self.problems.add(
+                Origin(file, 1),
+                "is a vault: which hosts there are must be readable without a password; keep what is secret in "
+                "group_vars or host_vars",
+            )
             return
         if path.suffix not in (*_YAML, ""):
             IniGroups(self.tree, file).read(text)

@@ -11,6 +11,7 @@ import contextlib
 import math
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,24 @@ def read_mapping(path: Path, problems: Problems) -> Value:
     if text is not None and text.startswith(VAULT):
         return Value(Sealed(text, Origin(file, 1)), Origin(file, 1))
     value = read_text(text or "", path, problems)
-    if _is_of_sops(value):
-        return Value(Sealed("", Origin(file, 1), path), Origin(file, 1))
-    return value
+    return _sealed_by_sops(value, path, ()) if _is_of_sops(value) else value
 
 
 def _is_of_sops(value: Value) -> bool:
     stamp = (value.entries or {}).get("sops")
     return stamp is not None and stamp.entries is not None and bool(stamp.entries.keys() & {"mac", "version"})
+
+
+def _sealed_by_sops(value: Value, path: Path, keys: tuple[str, ...]) -> Value:
+    """The value with everything in it that sops has encrypted sealed; its keys are readable as they are."""
+    if value.entries is not None:
+        entries = {key: _sealed_by_sops(each, path, (*keys, key)) for key, each in value.entries.items()}
+        return replace(value, data={key: each for key, each in entries.items() if keys or key != "sops"})
+    if isinstance(value.data, tuple):
+        items = tuple(_sealed_by_sops(each, path, (*keys, str(place))) for place, each in enumerate(value.data))
+        return replace(value, data=items)
+    is_sealed = isinstance(value.data, str) and value.data.startswith("ENC[")
+    return replace(value, data=Sealed("", value.origin, path, keys)) if is_sealed else value
 
 
 def read_text(text: str, path: Path, problems: Problems) -> Value:
@@ -250,9 +261,7 @@ class _Reading:
     def _key(self, node: yaml.Node) -> str | None:
         """A key as written, whatever YAML would make of it: ``on``, ``NO`` and ``1`` are names here."""
         if not isinstance(node, yaml.ScalarNode):
-            self.problems.add(
-                self._origin(node), "a key must be a plain name (values are no templates: quote text that holds {{ }})"
-            )
+            self.problems.add(self._origin(node), 'a key must be a plain name (a template must be quoted: "{{ x }}")')
             return None
         if node.tag == _TAG + "null" or not node.value:
             self.problems.add(self._origin(node), "a key is empty")

@@ -7,6 +7,7 @@ turns up. Of processes that were not declared to us, the values of flags called 
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
@@ -27,6 +28,8 @@ class Confidential:
     def __init__(self, values: Iterable[Tuple[str, str]] = ()) -> None:
         names: Dict[str, str] = {}
         for name, value in values:
+            if _is_place(value):
+                continue
             whole = (value, json.dumps(value)[1:-1], repr(value)[1:-1])
             for form in (*whole, *(line.strip() for line in value.splitlines())):
                 if len(form) >= LEAST:
@@ -58,14 +61,15 @@ class Confidential:
         return text
 
 
-def of_request(request: Mapping[str, Any], home: ServerHome) -> Confidential:
-    """Return the secrets that a request brings, and those of the server's releases."""
-    return Confidential([*(request.get("secrets") or {}).items(), *_of_home(home)])
+def _is_place(value: str) -> bool:
+    """Tell whether this is a path below a directory of this node: all that lies there would be hidden, too."""
+    return re.fullmatch(r"(/[\w.+@ -]+)+/?", value) is not None and os.path.isdir("/" + value.split("/")[1])
 
 
-def of_homes(homes: Iterable[ServerHome]) -> Confidential:
-    """Return the secrets of all releases of some servers."""
-    return Confidential([pair for home in homes for pair in _of_home(home)])
+def of_homes(homes: Iterable[ServerHome], request: Optional[Mapping[str, Any]] = None) -> Confidential:
+    """Return the secrets of all releases of some servers, and those that a request brings."""
+    brought = ((request or {}).get("secrets") or {}).items()
+    return Confidential([*brought, *(pair for home in homes for pair in _of_home(home))])
 
 
 def _of_home(home: ServerHome) -> List[Tuple[str, str]]:
