@@ -126,8 +126,13 @@ def _deepest_line(text: str) -> int:
 
 def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
     """The node tree of a text, or None for an empty or broken one."""
-    with contextlib.suppress(yaml.YAMLError, RecursionError):  # whose words the other loader finds better
+    try:
         return yaml.compose(text, Loader=_QUICK_LOADER)
+    except RecursionError:
+        problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
+        return None
+    except yaml.YAMLError:  # whose words the other loader finds better
+        pass
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.reader.ReaderError as error:
@@ -252,6 +257,8 @@ class _Reading:
         parts = value.data if isinstance(value.data, tuple) else (value,)
         merged: dict[str, Value] = {}
         for part in parts:
+            if part.entries is None and self._oversized:  # told already
+                continue
             if part.entries is None:
                 self.problems.add(here, f"<< takes a mapping or a list of mappings, not {part.describe()}")
                 continue
