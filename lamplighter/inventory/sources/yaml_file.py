@@ -131,8 +131,11 @@ def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
     except RecursionError:
         problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
         return None
-    except yaml.YAMLError:  # whose words the other loader finds better
-        pass
+    except yaml.YAMLError as error:  # the other loader finds better words, but not in a thousand brackets
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if "nesting depth" in str(error) and mark is not None:
+            problems.add(Origin(file, mark.line + 1), "values are nested too deeply")
+            return None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.reader.ReaderError as error:
