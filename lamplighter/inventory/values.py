@@ -12,7 +12,7 @@ from lamplighter.errors import InventoryError
 from lamplighter.paths import at_home
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Origin:
     """Where a value is written; ``str()`` is ``file:line``, or the file alone when no line applies."""
 
@@ -142,7 +142,7 @@ Secret = SecretRef | FilledSecret
 Scalar = str | int | float | bool | Secret | Sealed | Omitted | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """One value of a YAML file: a scalar, a tuple of values or a mapping of values, and where it stands.
 

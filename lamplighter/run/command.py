@@ -505,12 +505,12 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
         inventory = settings.load()
-        found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
+        hosts = inventory.resolve(inventory.select(patterns))
         if settings.as_json:
-            for host in found.values():
-                say(json.dumps(host))
+            for host in hosts:
+                say(json.dumps(host.to_json()))
         else:
-            say(config_text(found))
+            say(config_text({host.name: host.to_json() for host in hosts}))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
@@ -20,8 +20,10 @@ from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.session import NoAnswer, converse
-from lamplighter.run.ssh import Node
 from lamplighter.run.ssh_config import local_user
+
+if TYPE_CHECKING:
+    from lamplighter.run.ssh import Node
 
 OnEvent = Callable[[Event], None]
 
@@ -327,6 +329,8 @@ class HostSession:
 @contextlib.contextmanager
 def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
+    from lamplighter.run.ssh import Node
+
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
 
@@ -334,6 +338,8 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
 @contextlib.contextmanager
 def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
+    from lamplighter.run.ssh import Node
+
     with contextlib.closing(Node(host.name, host.connection)) as node:
         node.begin()
         yield HostSession(host, node, project)

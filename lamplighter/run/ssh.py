@@ -27,7 +27,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import SSHException
 
-from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
+from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, SilenceTimeout, Unreachable, UsageError
 from lamplighter.paths import at_home
 from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
@@ -58,10 +58,6 @@ _CHUNK = 32 * 1024
 
 # Failures are told by our exceptions; paramiko's own tracebacks would only bury them.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-
-
-class SilenceTimeout(ContactLost):
-    """Nothing arrived within the time that the reader allowed; the channel is still open."""
 
 
 class CommandTimedOut(ContactLost):

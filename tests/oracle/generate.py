@@ -1,4 +1,4 @@
-"""Inventories of all kinds, written at random from a seed: YAML, INI or both, nested groups, ranges, priorities, files."""
+"""Inventories of all kinds, at random from a seed: YAML, INI or both, nested groups, ranges, priorities, files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _write_yaml(path: Path, tree: dict[str, Any]) -> None:
     document = {
         name: {
             "hosts": {host: variables or None for host, variables in group["hosts"].items()},
-            "children": {child: None for child in group["children"]},
+            "children": dict.fromkeys(group["children"]),
             "vars": group["vars"],
         }
         for name, group in tree.items()

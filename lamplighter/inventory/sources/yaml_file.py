@@ -11,7 +11,6 @@ import contextlib
 import math
 import re
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +174,8 @@ class _Reading:
 
     def _sized(self, node: yaml.Node) -> tuple[Value, int]:
         """The value of a node, and how many values it holds once aliases are written out."""
+        if isinstance(node, yaml.ScalarNode):
+            return self._read(node)
         key = id(node)
         if key in self._open:
             self.problems.add(self._origin(node), "an alias holds itself")
@@ -183,6 +184,7 @@ class _Reading:
             self._open.add(key)
             self._values[key] = self._read(node)
             self._open.discard(key)
+            node.value = []  # a large file need not be in memory twice
         return self._values[key]
 
     def _read(self, node: yaml.Node) -> tuple[Value, int]:
@@ -233,7 +235,7 @@ class _Reading:
                 continue
             if name in own:
                 self._complain_of_second(name, here, own[name].origin)
-            own[name] = replace(each, origin=here)
+            own[name] = Value(each.data, here, each.text, each.cut, each.is_text, each.sealed)
         return self._within_limit(Value({**inherited, **own}, origin), size)
 
     def _complain_of_second(self, name: str, here: Origin, first: Origin) -> None:
