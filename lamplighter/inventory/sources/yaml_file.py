@@ -11,6 +11,7 @@ import contextlib
 import math
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
