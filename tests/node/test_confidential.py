@@ -108,6 +108,12 @@ def test_a_draft_of_three_tokens_is_no_secret_anywhere() -> None:
     assert (found.wanted, found.found) == ("3", "4")
 
 
+def test_places_of_secret_words_are_no_difference_of_their_own() -> None:
+    held = {"argv": ["serve", "--key", "$LAMPLIGHTER_ARGS_KEY"], "argv_secrets": {"LAMPLIGHTER_ARGS_KEY": 2}}
+    moved = {"argv": ["serve", "-v", "--key", "$LAMPLIGHTER_ARGS_KEY"], "argv_secrets": {"LAMPLIGHTER_ARGS_KEY": 3}}
+    assert [each.name for each in drift.of_plans(moved, held)] == ["args -v"]
+
+
 def test_beside_a_secret_argument_no_other_value_is_shown() -> None:
     held = ["serve", "--lock-word", "$LAMPLIGHTER_ARGS_LOCK_WORD"]
     (found,) = drift.of_words("argv", "argv", held, ["serve", "--lock-word", "somebody-elses"])
