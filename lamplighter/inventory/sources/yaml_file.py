@@ -249,11 +249,11 @@ class _Reading:
 
     def _complain_of_second(self, name: str, here: Origin, first: Origin) -> None:
         """Ansible takes the last of several with a warning, and so do we; what is ours must be said once."""
-        message = f"{name} is given twice in one mapping (first on line {first.line})"
+        message = f"is given twice in one mapping (first on line {first.line})"
         if self._below_ours:
-            self.problems.add(here, message)
+            self.problems.add(here, f"{name} {message}")
         else:
-            self.problems.warn(here, f"{message}: the last one counts", "given-twice")
+            self.problems.warn(here, f"{message}: the last one counts", "given-twice", name)
 
     def _merged(self, value: Value, here: Origin) -> dict[str, Value]:
         """What ``<<`` brings: of several mappings the first one wins, as YAML has it."""
