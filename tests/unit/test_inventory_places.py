@@ -70,6 +70,7 @@ def test_ini() -> None:
 def test_all_mistakes_of_an_ini_file_come_together_each_with_its_line() -> None:
     text = "[gpu\ngpu1 port\n[a b]\n[gpu:hosts:x]\n[x:vars]\na=1\nnonsense\n[y:children]\nz\n: :\n[gpu:what]\nall:\n"
     assert wrong({"hosts.ini": text + "[g]\ngpu2 'x\n"}, "hosts.ini") == [
+        "hosts.ini:1: [gpu: a range is [first:last] or [first:last:step]",
         "hosts.ini:2: gpu1: 'port' must be NAME=VALUE",
         "hosts.ini:3: [a b] is no section: write [group], [group:vars] or [group:children], without spaces",
         "hosts.ini:4: [gpu:hosts:x] is no section: write [group], [group:vars] or [group:children], without spaces",

@@ -389,5 +389,5 @@ def test_what_the_inventory_says_for_ssh_stands_before_all_files_and_for_the_nod
     (directory / "config").write_text("Host gpu1\n  ProxyJump other\n  User late\nHost bastion\n  User ops\n")
     options = (("proxyjump", "bastion"), ("user", "first"), ("proxycommand", "none"))
     node = Node("gpu1", ConnectionSpec("gpu1", ssh_options=options), user_ssh=directory, system_ssh=directory)
-    assert [hop.label for hop in node._route()] == ["ops@bastion:22", "first@gpu1:22"]
+    assert [hop.label for hop in node._route()] == ["ops@bastion", "first@gpu1"]
     assert node.ssh_line == "ssh -o proxyjump=bastion -o user=first -o proxycommand=none gpu1"
