@@ -139,7 +139,13 @@ class Tree:
 
     def members(self) -> dict[str, tuple[str, ...]]:
         """The hosts of every group, those of its children included, in the group's order."""
-        return {name: tuple(self._members(name)) for name in self.groups}
+        found: dict[str, dict[str, None]] = {}
+        for name in sorted(self.groups, key=self._depth, reverse=True):
+            children = list(self.groups[name].children)
+            # Most groups have one child or none, and chains of them may be long.
+            below = found[children[0]] if children else {}
+            found[name] = self.groups[name].hosts | below if len(children) < 2 else self._members(name)
+        return {name: tuple(found[name]) for name in self.groups}
 
     def _members(self, name: str) -> dict[str, None]:
         found: dict[str, None] = {}

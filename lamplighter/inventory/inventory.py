@@ -126,12 +126,12 @@ def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
         list(dict.fromkeys(source.directory for source in sources if source.directory is not None)),
         lambda path, found: opened(read_mapping(path, found), vault, found),
     )
+    if len(problems):  # whoever repairs one file wants to hear of the others, too
+        files.read_all(tree.groups, tree.hosts, problems)
     defaults = {
         file.parent.name: canonical(read_mapping(file, problems), problems)
         for file in sorted(roles.glob("*/defaults.yml"))
     }
-    if len(problems):  # whoever repairs one file wants to hear of the others, too
-        files.read_all(tree.groups, tree.hosts, problems)
     problems.raise_if_any()
     files.tell_unread({"group": tree.groups, "host": tree.hosts}, problems)
     return Inventory(tree, files, roles, defaults, sources[0].path, vault)

@@ -42,6 +42,8 @@ _INSTEAD = {
     "environment": "variables go under `env`",
 }
 
+#: What looks like null and is none; a lower-case none is the value of many a flag.
+_NOT_NULL = re.compile(r"None|NONE|[nN][uU][lL][lL]|[nN][iI][lL]")
 _WRONG_KIND = {"dict_type": "must be a mapping", "model_type": "must be a mapping", "tuple_type": "must be a list"}
 
 
@@ -56,21 +58,25 @@ def _text(value: object) -> str:
         raise _Unfit("must not be empty")
     if "\0" in value:
         raise _Unfit("must not hold a NUL byte")
-    if any(unicodedata.category(each) in ("Cc", "Zl", "Zp") for each in value):
-        raise _Unfit("must be one line, without control characters")
     return value
 
 
-def _address(value: object) -> str:
-    if not PLACE.fullmatch(_text(value)):
-        raise _Unfit("must be a host name or an address")
+def _line(value: object) -> str:
+    if any(unicodedata.category(each) in ("Cc", "Zl", "Zp") for each in _text(value)):
+        raise _Unfit("must be one line, without control characters")
     return _text(value)
+
+
+def _address(value: object) -> str:
+    if not PLACE.fullmatch(_line(value)):
+        raise _Unfit("must be a host name or an address")
+    return _line(value)
 
 
 def _user(value: object) -> str:
-    if not re.fullmatch(r"[^\s:/-][^\s:/]*", _text(value)):
+    if not re.fullmatch(r"[^\s:/-][^\s:/]*", _line(value)):
         raise _Unfit("must be the name of a user")
-    return _text(value)
+    return _line(value)
 
 
 def _lab(value: object) -> str:
@@ -134,9 +140,9 @@ def _switch(value: object) -> bool:
 
 
 def _root(value: object) -> str:
-    if not re.match(r"/|~(/|$)", _text(value)):
+    if not re.match(r"/|~(/|$)", _line(value)):
         raise _Unfit("must begin with / or ~/")
-    return _text(value)
+    return _line(value)
 
 
 def _env_name(value: str) -> str:
@@ -219,6 +225,7 @@ def _secret(value: object) -> object:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
+Line = Annotated[str, BeforeValidator(_line)]
 Address = Annotated[str, BeforeValidator(_address)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
@@ -292,7 +299,7 @@ class Server(_Frozen):
     host: Address = "127.0.0.1"
     port: Annotated[int, _whole(1, 65535)]
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
-    python: Text = "python3"
+    python: Line = "python3"
     args: Mapping[ArgName, ArgValue] = {}
     extra_args: tuple[ExtraArg, ...] = ()
     env: Mapping[EnvName, EnvValue] = {}
@@ -320,13 +327,13 @@ class HostVariables(_Frozen):
     ansible_host: Address | None = None
     ansible_port: Annotated[int, _whole(1, 65535)] | None = None
     ansible_user: Annotated[str, BeforeValidator(_user)] | None = None
-    ansible_ssh_private_key_file: Text | None = None
-    ansible_python_interpreter: Text = "python3"
+    ansible_ssh_private_key_file: Line | None = None
+    ansible_python_interpreter: Line = "python3"
     become: Annotated[bool, BeforeValidator(_switch)] = False
     root: Annotated[str, BeforeValidator(_root)] | None = None
     lab: Annotated[str, BeforeValidator(_lab)] | None = None
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
-    known_hosts: Text | None = None
+    known_hosts: Line | None = None
     connect_timeout: Seconds = 10.0
     merge: Literal["deep", "replace"] = "deep"
     lint: Literal["warn", "strict"] = "warn"
@@ -442,6 +449,12 @@ def _as_written(value: Value, path: str, problems: Problems) -> Value:
             problems.add(
                 each.origin,
                 f"{path}.args.{name}: write true for a bare flag, or quote the text that is meant: '{each.text}'",
+            )
+        elif isinstance(each.data, str) and _NOT_NULL.fullmatch(each.data):
+            problems.add(
+                each.origin,
+                f"{path}.args.{name}: {each.data} is text to YAML: write null for no flag, or put the flag with this "
+                "text under `extra_args`",
             )
     return replace(value, data=entries)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.engines.place import ANSIBLE, made
 
 PROJECT = Path(__file__).resolve().parents[2]
-HOSTS, GROUPS, ROUNDS = 5_000, 200, 1
+HOSTS, GROUPS, ROUNDS = 5_000, 200, 2
 ONE = "gpu2500"
 
 

@@ -343,12 +343,20 @@ def test_groups_outer_first_then_priority_then_alphabet() -> None:
     assert inventory.host("h").groups == ("all", "c", "z", "a", "b")
 
 
-def test_empty_files_and_groups() -> None:
-    for empty in ("", "---\n", "# todo\n"):
-        assert load_error({"inventory/hosts.yml": empty}).startswith("inventory/hosts.yml:1: the inventory is empty")
-    assert hosts("all:\n  children:\n    g:\n").groups == {"all": (), "ungrouped": (), "g": ()}
-    with pytest.raises(UsageError, match="no host fits 'all'"):
-        hosts("").select(["all"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ":1: the inventory is empty: it has no hosts"),
+        ("---\n", ":1: the inventory is empty: it has no hosts"),
+        ("# todo\n", ":1: the inventory is empty: it has no hosts"),
+        ("all:\n", ": the inventory has no hosts"),
+        ("all:\n  children:\n    gpu:\n      children:\n        gpu1:\n", ":5: gpu1 is a group without hosts: a host"),
+        ("all:\n  hosts:\n  gpu1:\n    x: 1\n", ":3: all.gpu1: not read: a group has hosts, children and vars alone"),
+        ("ansible_user: ops\n", ":1: ansible_user: not read: a group is a mapping of hosts, children and vars"),
+    ],
+)
+def test_an_inventory_without_hosts_says_where_they_may_have_been_meant(text: str, expected: str) -> None:
+    assert load_error({"inventory/hosts.yml": text}).startswith(f"inventory/hosts.yml{expected}")
 
 
 def test_an_unknown_host_is_a_usage_error() -> None:

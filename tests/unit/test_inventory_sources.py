@@ -110,8 +110,8 @@ def test_of_a_name_of_others_that_is_given_twice_the_last_counts_and_it_is_told(
     }  # fmt: skip
     problems.raise_if_any()
     assert [str(each) for each in problems.warnings] == [
-        "f.yml:2: c is given twice in one mapping (first on line 2): the last one counts",
-        "f.yml:3: a is given twice in one mapping (first on line 1): the last one counts",
+        "f.yml:2: c: is given twice in one mapping (first on line 2): the last one counts",
+        "f.yml:3: a: is given twice in one mapping (first on line 1): the last one counts",
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lamplighter.inventory.groups import Tree
+from lamplighter.inventory.groups import BUILT_IN, Tree
 from lamplighter.inventory.names import split_port
 from lamplighter.inventory.sources.ini import IniGroups
 from lamplighter.inventory.sources.script import has_ansible, is_program, read_by_ansible, read_program
@@ -62,8 +62,7 @@ def read_sources(sources: Sequence[Source], tree: Tree) -> None:
                 "there is no inventory here: name one with --inventory or LAMPLIGHTER_INVENTORY",
             )
     if not tree.hosts and not len(tree.problems):
-        for path in reading.empty:
-            tree.problems.add(Origin(shown_path(path), 1), "the inventory is empty: it has no hosts")
+        reading.complain_of_no_host()
 
 
 class _Reading:
@@ -74,6 +73,18 @@ class _Reading:
         self.problems: Problems = tree.problems
         self.before: list[str] = []
         self.empty: list[Path] = []
+
+    def complain_of_no_host(self) -> None:
+        """Say where hosts might have been meant."""
+        for lint in self.problems.warnings:
+            self.problems.add(lint.origin, f"{lint.variable}: {lint.message}" if lint.variable else lint.message)
+        for name, group in self.tree.groups.items():
+            if name not in BUILT_IN and not group.children:
+                self.problems.add(group.origin, f"{name} is a group without hosts: a host stands under `hosts`")
+        for path in self.empty:
+            self.problems.add(Origin(shown_path(path), 1), "the inventory is empty: it has no hosts")
+        if not len(self.problems):
+            self.problems.add(Origin(", ".join(self.before)), "the inventory has no hosts")
 
     def read_list(self, names: str) -> None:
         self.before.append(names)

@@ -126,8 +126,16 @@ def _deepest_line(text: str) -> int:
 
 def _compose(text: str, file: str, problems: Problems) -> yaml.Node | None:
     """The node tree of a text, or None for an empty or broken one."""
-    with contextlib.suppress(yaml.YAMLError, RecursionError):  # whose words the other loader finds better
+    try:
         return yaml.compose(text, Loader=_QUICK_LOADER)
+    except RecursionError:
+        problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
+        return None
+    except yaml.YAMLError as error:  # the other loader finds better words, but not in a thousand brackets
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if "nesting depth" in str(error) and mark is not None:
+            problems.add(Origin(file, mark.line + 1), "values are nested too deeply")
+            return None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.reader.ReaderError as error:
@@ -241,17 +249,19 @@ class _Reading:
 
     def _complain_of_second(self, name: str, here: Origin, first: Origin) -> None:
         """Ansible takes the last of several with a warning, and so do we; what is ours must be said once."""
-        message = f"{name} is given twice in one mapping (first on line {first.line})"
+        message = f"is given twice in one mapping (first on line {first.line})"
         if self._below_ours:
-            self.problems.add(here, message)
+            self.problems.add(here, f"{name} {message}")
         else:
-            self.problems.warn(here, f"{message}: the last one counts", "given-twice")
+            self.problems.warn(here, f"{message}: the last one counts", "given-twice", name)
 
     def _merged(self, value: Value, here: Origin) -> dict[str, Value]:
         """What ``<<`` brings: of several mappings the first one wins, as YAML has it."""
         parts = value.data if isinstance(value.data, tuple) else (value,)
         merged: dict[str, Value] = {}
         for part in parts:
+            if part.entries is None and self._oversized:  # told already
+                continue
             if part.entries is None:
                 self.problems.add(here, f"<< takes a mapping or a list of mappings, not {part.describe()}")
                 continue
