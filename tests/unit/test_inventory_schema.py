@@ -331,7 +331,7 @@ def test_env_and_arguments_are_what_was_written() -> None:
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1))
 def test_a_model_is_any_text_to_the_byte(model: str) -> None:
     written = "".join(f"\\U{ord(each):08x}" for each in model)
-    assert server(f'model: "{written}"').model == model
+    assert server(f'model: !unsafe "{written}"').model == model
 
 
 @pytest.mark.parametrize("gpus", ["all", (), (0, 7), ("GPU-424e617b-5f17-760b-4b58-7348de85eb90", "MIG-1")])
