@@ -1,9 +1,9 @@
 """The virtual environments of the real engines: where they lie, and how they are made.
 
 ``python -m tests.engines.place`` makes the one of transformers and prints its path, with the argument ``vllm`` that of
-vLLM, with ``ansible`` that of ansible-core, as .ci/run does. Each is made once for each content of its requirements and interpreter, below .cache/engines or
-$LAMPLIGHTER_ENGINE_CACHE, by one process at a time; who asks meanwhile waits for it. transformers: 1.2 GB, two
-minutes; vLLM: 2.2 GB, two and a half.
+vLLM, with ``ansible`` that of ansible-core, as .ci/run does. Each is made once for each content of its requirements and
+interpreter, below .cache/engines or $LAMPLIGHTER_ENGINE_CACHE, by one process at a time; who asks meanwhile waits for
+it. transformers: 1.2 GB, two minutes; vLLM: 2.2 GB, two and a half.
 """
 
 from __future__ import annotations
