@@ -6,10 +6,14 @@ and shell completion need none.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from invoke.collection import Collection
 from invoke.context import Context
@@ -19,18 +23,59 @@ from invoke.tasks import task
 PROJECT = Path(__file__).resolve().parent
 
 HELP = {
-    "host": "host, group or pattern of the inventory; may be repeated",
+    "host": "host, group or pattern of the inventory, or @FILE with one a line; may be repeated",
     "server": "only this server of the host (default: all)",
     "json": "JSON on stdout, one object a line, the report last; human text on stderr",
     "wait": "how long to wait for a lock that somebody else holds: seconds, or 90s, 10m, 2h",
 }
 READING = {name: HELP[name] for name in ("host", "server", "json")}
 
+#: Options of every task on hosts: they become settings of the tool, as if they stood in Invoke's configuration.
+EVERYWHERE = {
+    "inventory": "where the hosts stand: a file, a directory, a program or a list such as gpu1,gpu2; may be repeated "
+    "(default: LAMPLIGHTER_INVENTORY, or inventory/)",
+    "vault_password_file": "file or script that gives the password of vaulted values; may be repeated "
+    "(default: ANSIBLE_VAULT_PASSWORD_FILE)",
+    "vault_id": "ID@FILE: the password of the values sealed for that vault id; may be repeated",
+}
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={
+
+def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., Any]]:
+    """Make a task of a function that takes ``host``, with the options of EVERYWHERE beside its own."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def run(c: Context, *values: Any, **given: Any) -> None:
+            for name in EVERYWHERE:
+                said = given.pop(name, None)
+                if said:
+                    c.config.lamplighter[name] = said
+            limit = given.pop("limit", None)
+            if limit:
+                given["host"] = _named_hosts(c, given.get("host") or [], limit)
+            body(c, *values, **given)
+
+        own = inspect.signature(body)
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("limit", *EVERYWHERE)
+        ]
+        vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
+        words = {**flags, "limit": "the same as --host", **EVERYWHERE}
+        return task(run, auto_shortflags=False, iterable=["host", "limit", *EVERYWHERE], help=words)
+
+    return decorate
+
+
+def _named_hosts(c: Context, host: list[str], limit: list[str]) -> list[str]:
+    from lamplighter.run import command
+
+    with command.guarded(command.settings_from(c)):
+        return command.named_hosts(host, limit)
+    raise AssertionError  # guarded() lets nothing else through
+
+
+@on_hosts(
+    flags={
         **HELP,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
         "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
@@ -62,9 +107,7 @@ def deploy(
     )
 
 
-@task(
-    auto_shortflags=False, iterable=["host"], help={**HELP, "to": "release digest (default: the last other good one)"}
-)
+@on_hosts(flags={**HELP, "to": "release digest (default: the last other good one)"})
 def rollback(
     c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
@@ -75,7 +118,7 @@ def rollback(
     command.run(settings, host, server, "rollback", wait, to=to)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
@@ -84,10 +127,8 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
     command.run(settings, host, server, "stop", wait)
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+@on_hosts(
+    flags={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
 )
 def undeploy(
     c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: str = "0"
@@ -99,7 +140,7 @@ def undeploy(
     command.run(settings, host, server, "undeploy", wait, stop=stop)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
@@ -108,7 +149,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.run(settings, host, server, "start", wait)
 
 
-@task(auto_shortflags=False, iterable=["host"], help=HELP)
+@on_hosts(flags=HELP)
 def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
@@ -117,7 +158,7 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     command.run(settings, host, server, "restart", wait)
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the last one)"})
+@on_hosts(flags={**READING, "run": "id of the run (default: the last one)"})
 def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
@@ -126,7 +167,7 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
-@task(auto_shortflags=False, iterable=["host"], help={**READING, "run": "id of the run (default: the one at work)"})
+@on_hosts(flags={**READING, "run": "id of the run (default: the one at work)"})
 def cancel(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
     from lamplighter.run import command
@@ -135,7 +176,7 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
+@on_hosts(flags=READING)
 def releases(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """List the releases on the node: good or bad, current, adopted, age, size, what `rollback` takes. Reads only."""
     from lamplighter.report import releases_text
@@ -151,7 +192,7 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
+@on_hosts(flags=READING)
 def env(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
     """Look into every live worker: does it carry the variables? Reads only; exit 8 on a difference."""
     from lamplighter.report.environment import env_text
@@ -168,27 +209,48 @@ def env(c: Context, host: list[str], server: str | None = None, json: bool = Fal
     )
 
 
-@task(auto_shortflags=False, iterable=["host"], help=READING)
-def check(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
-    """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
-    from lamplighter.report import check_text
+@on_hosts(flags=READING)
+def plan(c: Context, host: list[str], server: str | None = None, json: bool = False) -> None:
+    """Show what a deploy would change against what serves, and stop. Reads only; exit 12 where changes are pending."""
+    from lamplighter.report import plan_text
     from lamplighter.run import command
+    from lamplighter.run import verify as checks
 
+    settings = command.settings_from(c, as_json=json, host=host, server=server)
     command.read(
-        command.settings_from(c, as_json=json, host=host, server=server),
+        settings,
         host,
         server,
-        "check",
-        lambda session, servers: {one.name: session.check(one) for one in servers},
-        check_text,
-        command.judge_findings,
+        "plan",
+        lambda session, servers: {
+            one.name: {**session.plan(one), "checks": checks.check_names(one, PROJECT, settings.inventory)}
+            for one in servers
+        },
+        plan_text,
+        command.judge_plan,
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
+@on_hosts(flags={**READING, "diff": "show what a deploy would change, too, as `plan` does"})
+def check(c: Context, host: list[str], server: str | None = None, json: bool = False, diff: bool = False) -> None:
+    """Ask everything a deploy asks before it touches the node, and show who would be stopped. Reads only."""
+    from lamplighter.report import check_text, plan_text
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json, host=host, server=server)
+    command.read(
+        settings,
+        host,
+        server,
+        "check",
+        lambda session, servers: {one.name: session.plan(one) if diff else session.check(one) for one in servers},
+        (lambda found: f"{check_text(found)}\n\n{plan_text(found)}") if diff else check_text,
+        command.judge_plan if diff else command.judge_findings,
+    )
+
+
+@on_hosts(
+    flags={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
 )
 def status(
     c: Context, host: list[str], server: str | None = None, json: bool = False, watch: str | None = None
@@ -210,10 +272,8 @@ def status(
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={
+@on_hosts(
+    flags={
         **READING,
         "only": "pytest -k expression: run only these checks",
         "k": "the same as --only",
@@ -248,10 +308,8 @@ def verify(
     )
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={
+@on_hosts(
+    flags={
         "host": HELP["host"],
         "server": HELP["server"],
         "lines": "how many of the last lines",
@@ -274,10 +332,8 @@ def logs(
     command.print_logs(settings, host, server, lines, follow, run)
 
 
-@task(
-    auto_shortflags=False,
-    iterable=["host"],
-    help={
+@on_hosts(
+    flags={
         "log": "a server's log: a file, gzip or not, or - for stdin; nothing else is opened",
         "engine": "whose log it is (default: guessed from it)",
         "engine_version": "of which version (default: guessed)",
@@ -307,12 +363,35 @@ def diagnose(
     doctor.diagnose(settings, log=log, engine=engine, version=engine_version, host=host, server=server, explain=explain)
 
 
-@task(auto_shortflags=False, iterable=["host"], help={"host": HELP["host"], "json": HELP["json"]})
-def config(c: Context, host: list[str], json: bool = False) -> None:
+@on_hosts(
+    flags={
+        "host": HELP["host"],
+        "json": HELP["json"],
+        "diff": "show in what this host differs from --host",
+        "schema": "print the JSON Schema of our variables, for editors, and nothing else",
+    }
+)
+def config(c: Context, host: list[str], json: bool = False, diff: str | None = None, schema: bool = False) -> None:
     """Show the resolved variables of each host with the file and line that set them. Opens no connection."""
-    from lamplighter.run import command
+    from lamplighter.run import command, local
 
-    command.print_config(command.settings_from(c, as_json=json, host=host), host)
+    settings = command.settings_from(c, as_json=json, host=host, diff=diff)
+    if schema:
+        local.print_schema(settings)
+    elif diff is not None:
+        local.print_difference(settings, [*host, diff])
+    else:
+        command.print_config(settings, host)
+
+
+@on_hosts(
+    flags={"host": HELP["host"], "server": HELP["server"], "out": "the directory to write to: HOST/SERVER below it"}
+)
+def render(c: Context, host: list[str], server: str | None = None, out: str | None = None) -> None:
+    """Write launch.sh, sitecustomize.py and what else a deploy would send, without secrets. Opens no connection."""
+    from lamplighter.run import command, local
+
+    local.render(command.settings_from(c, host=host, server=server, out=out), host, server, out)
 
 
 @task(auto_shortflags=False, help={"name": "which node in a box (the host variable `lab`)"})
@@ -415,6 +494,7 @@ ns = Collection(
     undeploy,
     attach,
     cancel,
+    plan,
     check,
     env,
     status,
@@ -422,8 +502,9 @@ ns = Collection(
     logs,
     diagnose,
     config,
+    render,
     test,
 )
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all, soak))
-ns.configure({"lamplighter": {"inventory": "inventory", "debug": False}})
+ns.configure({"lamplighter": {"inventory": "inventory", "debug": False, "vault_password_file": [], "vault_id": []}})

@@ -71,3 +71,7 @@ class ContactLost(LamplighterError):
     """The wire went silent during a run; the node goes on by itself."""
 
     exit_code = Exit.DETACHED
+
+
+class SilenceTimeout(ContactLost):
+    """Nothing arrived within the time that the reader allowed; the channel is still open."""

@@ -8,9 +8,10 @@ from lamplighter.inventory.schema import (
     Sitecustomize,
     Stale,
     Timeouts,
-    resolve_secrets,
 )
-from lamplighter.inventory.sources import Origin, SecretRef
+from lamplighter.inventory.secrets import SecretWord, resolve_secrets, secret_words
+from lamplighter.inventory.values import Origin, SecretRef
+from lamplighter.inventory.vault import Vault, password_sources
 
 __all__ = [
     "ConnectionSpec",
@@ -19,10 +20,14 @@ __all__ = [
     "Inventory",
     "Origin",
     "SecretRef",
+    "SecretWord",
     "Server",
     "Sitecustomize",
     "Stale",
     "Timeouts",
+    "Vault",
     "load_inventory",
+    "password_sources",
     "resolve_secrets",
+    "secret_words",
 ]

@@ -1,46 +1,54 @@
-"""What is wanted on which host: Ansible's YAML inventory layout, its precedence and its host patterns.
+"""What is wanted on which host: Ansible's inventories, their precedence and host patterns.
 
-Pure: reads files below the inventory and ``roles/*/defaults.yml``, opens no connection. Errors are InventoryError with
-the ``file:line`` of every mistake that one load found, or UsageError for a pattern that fits nothing.
+Pure but for programs that print an inventory: reads files, opens no connection. Errors are InventoryError with the
+``file:line`` of every mistake that one load found, or UsageError for a pattern that fits nothing.
 
 Precedence, lowest first: roles/node/defaults.yml (its ``server`` lies below every server), roles/<engine>/defaults.yml
-below each server of that engine, ``vars`` of groups in hosts.yml, group_vars/all, other group_vars, the host's own
-lines in hosts.yml, host_vars. Among groups: the outer ones first, then ansible_group_priority, then the alphabet.
-Mappings merge key by key, lists are replaced, null drops what lies below. Values are not templates.
+below each server of that engine, variables of groups in the sources, group_vars/all, other group_vars, the host's own
+lines in the sources, host_vars. Among groups: the outer ones first, then ansible_group_priority, then the alphabet.
+``servers`` merges key by key, lists are replaced, null drops what lies below; every other variable is replaced whole.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory.schema import ConnectionSpec, Server, check_host, check_server, check_thresholds
-from lamplighter.inventory.sources import (
+from lamplighter.inventory.connection import translate
+from lamplighter.inventory.groups import BUILT_IN, Tree
+from lamplighter.inventory.names import PLACE
+from lamplighter.inventory.patterns import Patterns
+from lamplighter.inventory.schema import (
+    CONNECTION,
+    OURS,
+    ConnectionSpec,
+    Server,
+    check_host,
+    check_server,
+    check_thresholds,
+)
+from lamplighter.inventory.scopes import Fleet, Scopes
+from lamplighter.inventory.sources.places import Source, read_sources
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import (
+    EMPTY,
+    Lint,
     Origin,
     Problems,
     Value,
     did_you_mean,
     merge,
-    merge_all,
-    read_mapping,
     shown_path,
     strip,
     walk,
 )
-
-_YAML = (".yml", ".yaml", ".json")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_RANGE = re.compile(r"\[([^\[\]]*)\]")
-_SUBSCRIPT = re.compile(r"(.+)\[(?:(-?\d+)|(\d+)[:-](\d*))\]", re.DOTALL)
-_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
-_MOST_HOSTS = 100_000
-_EMPTY = Value({}, Origin("inventory"))
+from lamplighter.inventory.variables import VariableFiles, canonical
+from lamplighter.inventory.vault import Vault, opened
+from lamplighter.paths import at_home
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,10 @@ class Host:
     lab: str | None
     servers: Mapping[str, Server]
     origins: Mapping[str, Origin]
-    templates: tuple[str, ...] = ()
-    """Paths of the values that look like Jinja templates, which nothing here fills in."""
+    sealed: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the values that came out of a vault, with the reference that is shown in their place."""
+    warnings: tuple[Lint, ...] = ()
+    """What looks wrong in what is said of this host."""
 
     def origin(self, path: str) -> Origin | None:
         """Where this is written, or else the closest thing around it."""
@@ -71,50 +81,60 @@ class Host:
         return {
             "host": self.name,
             "groups": list(self.groups),
-            "connection": asdict(self.connection),
-            "root": self.root,
+            "connection": {
+                name: self.sealed.get(CONNECTION[name], value) for name, value in asdict(self.connection).items()
+            },
+            "root": self.sealed.get("root", self.root),
             "lab": self.lab,
             "servers": {name: server.to_json() for name, server in self.servers.items()},
-            "origins": {path: str(origin) for path, origin in self.origins.items()},
+            "origins": {path: str(origin) for path, origin in self._all_origins().items()},
             "lint": [
                 {
-                    "id": "template",
+                    "id": each.id,
                     "level": "warning",
-                    "variable": path,
-                    "message": "values are not templates: this text is taken as it is",
-                    "origin": str(self.origins[path]),
+                    "variable": each.variable,
+                    "message": each.message,
+                    "origin": str(each.origin),
                 }
-                for path in self.templates
+                for each in self.warnings
             ],
         }
 
+    def _all_origins(self) -> dict[str, Origin]:
+        rows = {f"connection.{name}": self.origins.get(variable) for name, variable in CONNECTION.items()}
+        return {**self.origins, **{path: origin for path, origin in rows.items() if origin is not None}}
 
-def load_inventory(path: Path, roles: Path) -> Inventory:
-    """The inventory at ``path`` (a directory with hosts.yml, or one file) over the defaults in ``roles``.
 
-    Raises InventoryError that lists every mistake in the files themselves; values are checked by ``Inventory.host``.
+def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | None = None) -> Inventory:
+    """The inventory of one path, or of several ``sources`` as given on a command line, over the defaults in ``roles``.
+
+    Raises InventoryError that lists every mistake in the sources themselves; values are checked by ``Inventory.host``.
     """
+    given = [str(sources)] if isinstance(sources, Path) else list(sources)
     try:
-        return _load(path, roles)
+        return _load([Source(each, at_home(each)) for each in given], roles, vault or Vault())
     except OSError as error:
-        raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or shown_path(path)) from error
+        raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or ", ".join(given)) from error
 
 
-def _load(path: Path, roles: Path) -> Inventory:
-    hosts_file = _find_hosts_file(path)
+def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
     problems = Problems()
-    tree = _Tree(problems)
-    tree.read(read_mapping(hosts_file, problems))
+    tree = Tree(problems)
+    read_sources(sources, tree)
     tree.settle()
-    beside = hosts_file.parent
-    group_files = _read_variables(beside / "group_vars", tree.groups, "group", problems)
-    host_files = _read_variables(beside / "host_vars", tree.hosts, "host", problems)
+    files = VariableFiles(
+        list(dict.fromkeys(source.directory for source in sources if source.directory is not None)),
+        lambda path, found: opened(read_mapping(path, found), vault, found),
+    )
+    if len(problems):  # whoever repairs one file wants to hear of the others, too
+        files.read_all(tree.groups, tree.hosts, problems)
     defaults = {
-        file.parent.name: _canonical(read_mapping(file, problems), problems)
+        file.parent.name: canonical(read_mapping(file, problems), problems)
         for file in sorted(roles.glob("*/defaults.yml"))
     }
     problems.raise_if_any()
-    return Inventory(tree, group_files, host_files, roles, defaults)
+    files.tell_unread({"group": tree.groups, "host": tree.hosts}, problems)
+    return Inventory(tree, files, roles, defaults, sources[0].path, vault)
 
 
 class Inventory:
@@ -122,31 +142,35 @@ class Inventory:
 
     def __init__(
         self,
-        tree: _Tree,
-        group_files: Mapping[str, Value],
-        host_files: Mapping[str, Value],
+        tree: Tree,
+        files: VariableFiles,
         roles: Path,
         defaults: Mapping[str, Value],
+        path: Path,
+        vault: Vault,
     ) -> None:
         self._tree = tree
-        self._group_files = group_files
-        self._host_files = host_files
+        self._files = files
         self._defaults = defaults
         self._engines = sorted(file.parent.name for file in roles.glob("*/engine.yml"))
         self._roles = roles
         self.hosts: tuple[str, ...] = tuple(tree.hosts)
-        """All hosts, in the order of hosts.yml."""
+        """All hosts, in the order in which the sources name them."""
         self.groups: Mapping[str, tuple[str, ...]] = MappingProxyType(tree.members())
-        """The hosts of every group, ``all`` and ``ungrouped`` included, in the order of hosts.yml."""
+        """The hosts of every group, ``all`` and ``ungrouped`` included, in the group's order."""
+        self.warnings: tuple[Lint, ...] = tree.problems.warnings
+        """What looks wrong in the sources, or was not read."""
+        fleet = Fleet(self.hosts, self.groups, tree.groups_of, lambda host: Path(tree.origins[host].file).absolute())
+        self._scopes = Scopes(fleet, self._layers, path, vault)
 
     def select(self, patterns: Sequence[str]) -> list[str]:
-        """The hosts that patterns name, as Ansible reads them.
+        """The hosts that patterns name, as Ansible reads them and in its order.
 
-        ``all``, groups, globs, ``a:b``, ``a,b``, ``!x``, ``&x``, ``~regex``; ``group[0]``, ``group[0:2]`` by index.
-        Several patterns count as one joined by commas. Raises UsageError when a name in them is unknown (Ansible skips
-        it, and ``all:!gpu1`` with a typing error would deploy to gpu1) or when nothing is left.
+        ``all``, groups, globs, ``a,b``, ``a:b``, ``!x``, ``&x``, ``~regex``; ``group[0]``, ``group[0:2]`` by index;
+        ``@FILE`` has one a line. Raises UsageError when a name in them is unknown or when nothing is left.
         """
-        return _Patterns(self.hosts, self.groups).select(patterns)
+        places = {name: group.origin for name, group in self._tree.groups.items() if name not in BUILT_IN}
+        return Patterns(self.hosts, self.groups, places).select(patterns)
 
     def host(self, name: str) -> Host:
         """The host with its variables merged and checked. Raises InventoryError with all that is wrong with it."""
@@ -162,29 +186,55 @@ class Inventory:
     def _resolve(self, name: str, problems: Problems) -> Host | None:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
-        merged = self._under_servers(merge_all(self._layers(name)))
+        found = Problems()
+        filled = self._scopes.filled(name, OURS, found)
+        if len(found):  # what could not be filled in would only be told twice
+            problems.take(found)
+            return None
+        merged = self._under_servers(filled)
         self._check_thresholds(merged, problems)
-        variables = strip(merged)
-        checked = check_host(name, variables, problems)
-        servers = self._servers(variables, problems)
-        if checked is None or servers is None:
+        defaults = self._defaults.get("node", EMPTY).entries or {}
+        said = translate(merged.entries or {}, defaults, found)
+        is_strict = said.variables.get("lint", EMPTY).data == "strict"
+        problems.take(found)
+        if is_strict:
+            for lint in found.warnings:
+                problems.add(lint.origin, f"{lint.variable}: {lint.message} (lint: strict)")
+        servers = strip((merged.entries or {})["servers"]) if "servers" in (merged.entries or {}) else EMPTY
+        checked = check_host(name, replace(merged, data=said.variables), problems)
+        wanted = self._servers(servers, problems)
+        if wanted and "ansible_host" not in said.variables and not PLACE.fullmatch(name):
+            problems.add(self._tree.origins[name], f"{name} is no address that can be reached: say ansible_host")
+            return None
+        if checked is None or wanted is None:
             return None
         connection, root, lab = checked
-        origins = {path: value.origin for path, value in walk(variables)}
-        leaves = [(path, value) for path, value in walk(variables) if value.entries is None]
-        templates = tuple(path for path, value in leaves if _TEMPLATE.search(str(value.data)))
-        groups = self._tree.groups_of(name)
-        return Host(name, groups, connection, root, lab, servers, MappingProxyType(origins), templates)
+        variables = Value({**said.variables, **({"servers": servers} if servers is not EMPTY else {})}, merged.origin)
+        return Host(
+            name,
+            self._tree.groups_of(name),
+            replace(connection, ssh_options=said.ssh_options),
+            root,
+            lab,
+            wanted,
+            MappingProxyType(
+                {
+                    "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
+                    **{path: value.origin for path, value in walk(variables)},
+                }
+            ),
+            MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
+            found.warnings,
+        )
 
-    def _layers(self, name: str) -> Iterator[Value]:
+    def _layers(self, name: str, problems: Problems) -> Iterator[Value]:
         groups = self._tree.groups_of(name)
-        node = self._defaults.get("node", _EMPTY)
+        node = self._defaults.get("node", EMPTY)
         yield replace(node, data={key: each for key, each in (node.entries or {}).items() if key != "server"})
         yield from (self._tree.groups[group].variables for group in groups)
-        # `all` is the outermost group and so comes first here as well.
-        yield from (self._group_files[group] for group in groups if group in self._group_files)
+        yield from self._files.of_groups(groups, problems)
         yield self._tree.hosts[name]
-        yield self._host_files.get(name, _EMPTY)
+        yield from self._files.of_host(name, problems)
 
     def _under_servers(self, merged: Value) -> Value:
         """The variables with the defaults of its engine laid below each server."""
@@ -199,22 +249,25 @@ class Inventory:
 
     def _below(self, server: Value) -> Value:
         """The defaults of the roles for this server."""
-        common = (self._defaults.get("node", _EMPTY).entries or {}).get("server", _EMPTY)
+        common = (self._defaults.get("node", EMPTY).entries or {}).get("server", EMPTY)
         engine = (server.entries or {}).get("engine")
-        of_engine = _EMPTY
+        of_engine = EMPTY
         if engine is not None and isinstance(engine.data, str) and engine.data != "node":
-            of_engine = self._defaults.get(engine.data, _EMPTY)
+            of_engine = self._defaults.get(engine.data, EMPTY)
         return merge(common, of_engine)
 
     def _check_thresholds(self, merged: Value, problems: Problems) -> None:
-        servers = (merged.entries or {}).get("servers", _EMPTY)
+        servers = (merged.entries or {}).get("servers", EMPTY)
         for name, server in (servers.entries or {}).items():
-            defaults = (self._below(server).entries or {}).get("checks", _EMPTY)
-            checks = (server.entries or {}).get("checks", _EMPTY)
+            if server.data is None:  # the host does not want it
+                continue
+            defaults = (self._below(server).entries or {}).get("checks", EMPTY)
+            checks = (server.entries or {}).get("checks", EMPTY)
             check_thresholds(f"servers.{name}.checks", defaults, checks, problems)
 
-    def _servers(self, variables: Value, problems: Problems) -> dict[str, Server] | None:
-        found = (variables.entries or {}).get("servers", _EMPTY)
+    def _servers(self, found: Value, problems: Problems) -> dict[str, Server] | None:
+        if found.data is None:
+            return {}
         if found.entries is None:
             problems.add(found.origin, f"servers: must be a mapping of servers by name, not {found.describe()}")
             return None
@@ -248,357 +301,3 @@ class Inventory:
 
 def _entry(value: Value, key: str) -> Value:
     return (value.entries or {}).get(key, value)
-
-
-def _find_hosts_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise InventoryError(
-            "there is no inventory here",
-            origin=shown_path(path),
-            next_step="create hosts.yml in this directory, or set LAMPLIGHTER_INVENTORY",
-        )
-    found = [file for file in (path / "hosts.yml", path / "hosts.yaml") if file.is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InventoryError("hosts.yml and hosts.yaml both exist: keep one", origin=shown_path(path))
-    also = "; the INI format of `hosts` is not read" if (path / "hosts").is_file() else ""
-    raise InventoryError(f"there is no hosts.yml in this directory{also}", origin=shown_path(path))
-
-
-def _read_variables(directory: Path, known: Iterable[str], kind: str, problems: Problems) -> dict[str, Value]:
-    """Variables by group or host: NAME.yml, .yaml, .json, NAME, or all such files of the directory NAME, by alphabet.
-
-    A file for a name that hosts.yml does not have would be ignored without a word, so it is a problem.
-    """
-    names = set(known)
-    found: dict[str, Value] = {}
-    places: dict[str, Path] = {}
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        name = path.name if path.name in names or path.is_dir() else path.stem
-        if _is_ignored(path) or (name not in names and not path.is_dir() and path.suffix not in _YAML):
-            continue
-        if name not in names:
-            hint = did_you_mean(name, names)
-            problems.add(Origin(shown_path(path)), f"there is no {kind} {name} in the inventory{hint}")
-        elif name in places:
-            problems.add(Origin(shown_path(path)), f"{kind} {name} has {shown_path(places[name])} too: keep one")
-        else:
-            places[name] = path
-            files = _variable_files(path) if path.is_dir() else [path]
-            found[name] = merge_all(_canonical(read_mapping(file, problems), problems) for file in files)
-    return found
-
-
-def _variable_files(directory: Path) -> list[Path]:
-    return [
-        file
-        for file in sorted(directory.rglob("*"))
-        if file.is_file()
-        and file.suffix in (*_YAML, "")
-        and not any(_is_ignored(directory / part) for part in file.relative_to(directory).parts)
-    ]
-
-
-def _is_ignored(path: Path) -> bool:
-    """Hidden files and what editors leave behind."""
-    return path.name.startswith(".") or path.name.endswith("~")
-
-
-def _canonical(variables: Value, problems: Problems) -> Value:
-    """One name a variable: ``ansible_become`` is ``become``, so that one overrides the other across files."""
-    entries = dict(variables.entries or {})
-    if "ansible_become" in entries:
-        value = entries.pop("ansible_become")
-        if "become" in entries:
-            problems.add(value.origin, f"ansible_become: stands beside become ({entries['become'].origin}): keep one")
-        entries["become"] = value
-    return replace(variables, data=entries)
-
-
-@dataclass
-class _Group:
-    name: str
-    origin: Origin
-    variables: Value = _EMPTY
-    priority: int = 1
-    hosts: dict[str, None] = field(default_factory=dict)
-    children: dict[str, Origin] = field(default_factory=dict)
-
-
-class _Tree:
-    """The groups and hosts of hosts.yml."""
-
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-        self.groups = {name: _Group(name, Origin("inventory")) for name in ("all", "ungrouped")}
-        self.hosts: dict[str, Value] = {}
-        self._depths: dict[str, int] = {}
-        self._parents: dict[str, set[str]] = {}
-        self._groups_of: dict[str, tuple[str, ...]] = {}
-
-    def read(self, top: Value) -> None:
-        for name, value in (top.entries or {}).items():
-            if name in ("hosts", "children", "vars"):
-                self.problems.add(value.origin, f"`{name}` must stand below a group: write `all:` above it")
-            else:
-                self._read_group(name, value)
-
-    def settle(self) -> None:
-        """Work out what depends on the whole file: cycles, names used twice, depth, ``ungrouped``."""
-        for name in self.groups.keys() & self.hosts.keys():
-            self.problems.add(self.groups[name].origin, f"{name} is a group and a host: rename one")
-        if self._has_cycle():
-            return
-        for group in self.groups.values():
-            for child in group.children:
-                self._parents.setdefault(child, set()).add(group.name)
-        grouped = {host for group in self.groups.values() if group.name != "all" for host in group.hosts}
-        loose = self.groups["ungrouped"]
-        loose.hosts = {host: None for host in self.hosts if host not in grouped or host in loose.hosts}
-        direct: dict[str, set[str]] = {host: set() for host in self.hosts}
-        for group in self.groups.values():
-            for host in group.hosts:
-                direct[host].add(group.name)
-        self._groups_of = {host: self._ordered(names) for host, names in direct.items()}
-
-    def groups_of(self, host: str) -> tuple[str, ...]:
-        """The host's groups in the order of their precedence, ``all`` first."""
-        return self._groups_of[host]
-
-    def members(self) -> dict[str, tuple[str, ...]]:
-        """The hosts of every group, those of its children included."""
-        found: dict[str, list[str]] = {name: [] for name in self.groups}
-        for host in self.hosts:
-            for group in self._groups_of[host]:
-                found[group].append(host)
-        return {name: tuple(hosts) for name, hosts in found.items()}
-
-    def _read_group(self, name: str, value: Value) -> None:
-        if not _NAME.fullmatch(name):
-            self.problems.add(value.origin, f"{name!r} is no name for a group: use letters, digits, _ . -")
-            return
-        group = self.groups.setdefault(name, _Group(name, value.origin))
-        if value.data is None:
-            return
-        if value.entries is None:
-            self.problems.add(value.origin, f"{name}: a group must be a mapping, not {value.describe()}")
-            return
-        for key, each in value.entries.items():
-            if key not in ("hosts", "children", "vars"):
-                hint = did_you_mean(key, ("hosts", "children", "vars"))
-                self.problems.add(each.origin, f"{name}.{key}: a group has hosts, children and vars alone{hint}")
-            elif each.data is not None and each.entries is None:
-                self.problems.add(each.origin, f"{name}.{key}: must be a mapping, not {each.describe()}")
-            elif key == "vars":
-                self._read_vars(group, each)
-            elif key == "hosts":
-                self._read_hosts(group, each)
-            else:
-                self._read_children(group, each)
-
-    def _read_vars(self, group: _Group, value: Value) -> None:
-        entries = dict(value.entries or {})
-        priority = entries.pop("ansible_group_priority", None)
-        if priority is not None and isinstance(priority.data, int) and not isinstance(priority.data, bool):
-            group.priority = priority.data
-        elif priority is not None:
-            self.problems.add(priority.origin, f"ansible_group_priority: must be a number, not {priority.describe()}")
-        variables = _canonical(Value(entries, value.origin), self.problems)
-        group.variables = merge(group.variables, variables)
-
-    def _read_hosts(self, group: _Group, value: Value) -> None:
-        for written, variables in (value.entries or {}).items():
-            if variables.data is not None and variables.entries is None:
-                self.problems.add(variables.origin, f"{written}: must be a mapping, not {variables.describe()}")
-                continue
-            for name in self._expand(written, variables.origin):
-                group.hosts[name] = None
-                own = _canonical(variables, self.problems)
-                self.hosts[name] = merge(self.hosts.get(name, _EMPTY), own)
-
-    def _read_children(self, group: _Group, value: Value) -> None:
-        for name, each in (value.entries or {}).items():
-            if name in ("all", "ungrouped"):
-                self.problems.add(each.origin, f"{name} cannot be a child of {group.name}")
-                continue
-            group.children.setdefault(name, each.origin)
-            self._read_group(name, each)
-
-    def _expand(self, written: str, origin: Origin) -> list[str]:
-        try:
-            names = expand_range(written)
-        except ValueError as error:
-            self.problems.add(origin, f"{written}: {error}")
-            return []
-        for name in names:
-            if not _NAME.fullmatch(name):
-                self.problems.add(
-                    origin,
-                    f"{name!r} is no name for a host: use letters, digits, _ . -, and ansible_host for an address",
-                )
-                return []
-            if name in ("all", "ungrouped"):
-                self.problems.add(origin, f"{name} is the name of a group")
-                return []
-        return names
-
-    def _has_cycle(self) -> bool:
-        """Whether a group is its own descendant; noted once, where the circle closes. Depths come out beside it."""
-        done: set[str] = set()
-        for start in self.groups:
-            trail: list[tuple[str, Iterator[str]]] = [(start, iter(self.groups[start].children))]
-            on_trail = {start}
-            while trail and start not in done:
-                name, children = trail[-1]
-                child = next(children, None)
-                if child is None:
-                    done.add(name)
-                    on_trail.discard(name)
-                    trail.pop()
-                elif child in on_trail:
-                    circle = " > ".join([*(each for each, _ in trail), child])
-                    self.problems.add(self.groups[name].children[child], f"groups in a circle: {circle}")
-                    return True
-                elif child not in done and child in self.groups:
-                    trail.append((child, iter(self.groups[child].children)))
-                    on_trail.add(child)
-        return False
-
-    def _ordered(self, names: set[str]) -> tuple[str, ...]:
-        every = {"all"}
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in every:
-                every.add(name)
-                waiting.extend(self._parents.get(name, ()))
-        return tuple(sorted(every, key=lambda name: (self._depth(name), self.groups[name].priority, name)))
-
-    def _depth(self, name: str) -> int:
-        """Steps from ``all`` on the longest way, which is how Ansible counts."""
-        if name == "all":
-            return 0
-        if name not in self._depths:
-            self._depths[name] = 1 + max((self._depth(parent) for parent in self._parents.get(name, ())), default=0)
-        return self._depths[name]
-
-
-def expand_range(written: str) -> list[str]:
-    """The names that ``gpu[1:8]``, ``gpu[01:16:5]`` or ``rack[a:c]`` stand for; both ends count. Raises ValueError."""
-    match = _RANGE.search(written)
-    if match is None:
-        return [written]
-    parts = match[1].split(":")
-    if len(parts) not in (2, 3):
-        raise ValueError("a range is [first:last] or [first:last:step]")
-    first, last, step = parts[0], parts[1], parts[2] if len(parts) == 3 else "1"
-    if not (step.isascii() and step.isdigit() and int(step) > 0):
-        raise ValueError("the step of a range is a number above 0")
-    if first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
-        padded = first.startswith("0") and len(first) > 1
-        if padded and len(first) != len(last):
-            raise ValueError("with a leading zero both ends of a range have the same number of digits")
-        numbers = range(int(first), int(last) + 1, int(step))
-        # A range far too long must not be written out before it is refused.
-        items = [str(each).zfill(len(first) if padded else 0) for each in numbers[: _MOST_HOSTS + 1]]
-    elif re.fullmatch("[a-z]{2}|[A-Z]{2}", first + last):
-        items = [chr(each) for each in range(ord(first), ord(last) + 1, int(step))]
-    else:
-        raise ValueError("the ends of a range are two numbers or two letters")
-    if not items:
-        raise ValueError("the range is empty: its end comes before its beginning")
-    rest = expand_range(written[match.end() :])
-    if len(items) * len(rest) > _MOST_HOSTS:
-        raise ValueError(f"the range stands for more than {_MOST_HOSTS} hosts")
-    return [f"{written[: match.start()]}{item}{tail}" for item in items for tail in rest]
-
-
-class _Patterns:
-    """Ansible's host patterns over known hosts and groups."""
-
-    def __init__(self, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-        self.hosts = hosts
-        self.groups = groups
-
-    def select(self, patterns: Sequence[str]) -> list[str]:
-        pieces = [piece for pattern in patterns for piece in split_pattern(pattern)]
-        if not pieces:
-            raise UsageError("no host was named", next_step="name hosts, groups or patterns with --host; `all` for all")
-        wanted = [piece for piece in pieces if piece[0] not in "!&"]
-        chosen = list(dict.fromkeys(host for piece in wanted or ["all"] for host in self._matches(piece)))
-        for piece in pieces:
-            if piece[0] == "&":
-                also = set(self._matches(piece[1:]))
-                chosen = [host for host in chosen if host in also]
-        for piece in pieces:
-            if piece[0] == "!":
-                never = set(self._matches(piece[1:]))
-                chosen = [host for host in chosen if host not in never]
-        if not chosen:
-            raise UsageError(
-                f"no host fits {','.join(patterns)!r}", next_step=f"the inventory has {_listed(self.hosts, 'no hosts')}"
-            )
-        return chosen
-
-    def _matches(self, pattern: str) -> Sequence[str]:
-        if pattern.startswith("~"):
-            return self._by_expression(pattern[1:])
-        subscript = _SUBSCRIPT.fullmatch(pattern)
-        # gpu[12]* is a glob, gpu[12] counts: as Ansible has it.
-        if subscript:
-            found = self._matches(subscript[1])
-            if subscript[2] is not None:
-                index = int(subscript[2])
-                return [found[index]] if -len(found) <= index < len(found) else []
-            last = int(subscript[4]) + 1 if subscript[4] else len(found)
-            return found[int(subscript[3]) : last]
-        if any(each in pattern for each in "*?["):
-            groups = [name for name in self.groups if fnmatchcase(name, pattern)]
-            return self._all_of(groups, [host for host in self.hosts if fnmatchcase(host, pattern)])
-        if pattern in self.groups:
-            return self.groups[pattern]
-        if pattern in self.hosts:
-            return [pattern]
-        hint = did_you_mean(pattern, [*self.hosts, *self.groups], cutoff=0.7)  # `nope` is not `ungrouped`
-        raise UsageError(
-            f"no host or group {pattern!r} in the inventory{hint}",
-            next_step=f"the inventory has {_listed(self.hosts, 'no hosts')}",
-        )
-
-    def _by_expression(self, text: str) -> Sequence[str]:
-        try:
-            expression = re.compile(text)
-        except re.error as error:
-            raise UsageError(f"~{text} is no regular expression: {error}") from error
-        groups = [name for name in self.groups if expression.match(name)]
-        return self._all_of(groups, [host for host in self.hosts if expression.match(host)])
-
-    def _all_of(self, groups: Sequence[str], hosts: Sequence[str]) -> Sequence[str]:
-        members = {host for group in groups for host in self.groups[group]}.union(hosts)
-        return [host for host in self.hosts if host in members]
-
-
-def split_pattern(pattern: str) -> list[str]:
-    """The pieces between ``,`` and ``:`` of a pattern, except inside brackets of any kind and after a backslash."""
-    pieces, piece, depth, escaped = [], "", 0, False
-    for each in pattern:
-        if escaped:
-            piece, escaped = piece + each, False
-            continue
-        escaped = each == "\\"
-        depth = max(0, depth + (each in "[({") - (each in "])}"))
-        if each in ",:" and depth == 0:
-            pieces.append(piece)
-            piece = ""
-        else:
-            piece += each
-    pieces.append(piece)
-    return [stripped for stripped in (piece.strip() for piece in pieces) if stripped.strip("!&")]
-
-
-def _listed(names: Sequence[str], nothing: str) -> str:
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return shown or nothing

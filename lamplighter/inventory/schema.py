@@ -8,6 +8,7 @@ Pure. ``check_host`` and ``check_server`` turn merged values into frozen objects
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar
@@ -23,8 +24,10 @@ from pydantic import (
     model_validator,
 )
 
-from lamplighter.errors import InventoryError
-from lamplighter.inventory.sources import Problems, SecretRef, Value, did_you_mean, plain
+from lamplighter.inventory.connection import READ
+from lamplighter.inventory.names import PLACE
+from lamplighter.inventory.secrets import is_secret
+from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, plain
 
 #: What a check may be; numbers and lists beside them are thresholds.
 LEVELS = ("blocker", "warning", "off")
@@ -34,16 +37,13 @@ _LONGEST = 1e7
 # Keys that look reasonable and are not taken, with what to do instead.
 _INSTEAD = {
     **dict.fromkeys(("hooks", "notify", "bench", "variants", "nodes"), "this version does not offer it"),
-    "api_key": "put the key under `secrets`, or pass the engine's flag under `args`",
+    "api_key": "put the key under `secrets`, or pass the engine's flag under `args`, from a vault or a lookup",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
-    "ansible_connection": "only SSH is spoken",
-    "ansible_group_priority": "it counts only under `vars` of a group in hosts.yml",
-    "ansible_ssh_common_args": "write ansible_host, ansible_port, known_hosts and connect_timeout",
-    "ansible_password": "log in with a key: ansible_ssh_private_key_file, or an agent",
-    "ansible_become_password": "allow the user sudo without a password, or log in as root",
 }
 
+#: What looks like null and is none; a lower-case none is the value of many a flag.
+_NOT_NULL = re.compile(r"None|NONE|[nN][uU][lL][lL]|[nN][iI][lL]")
 _WRONG_KIND = {"dict_type": "must be a mapping", "model_type": "must be a mapping", "tuple_type": "must be a list"}
 
 
@@ -59,6 +59,30 @@ def _text(value: object) -> str:
     if "\0" in value:
         raise _Unfit("must not hold a NUL byte")
     return value
+
+
+def _line(value: object) -> str:
+    if any(unicodedata.category(each) in ("Cc", "Zl", "Zp") for each in _text(value)):
+        raise _Unfit("must be one line, without control characters")
+    return _text(value)
+
+
+def _address(value: object) -> str:
+    if not PLACE.fullmatch(_line(value)):
+        raise _Unfit("must be a host name or an address")
+    return _line(value)
+
+
+def _user(value: object) -> str:
+    if not re.fullmatch(r"[^\s:/-][^\s:/]*", _line(value)):
+        raise _Unfit("must be the name of a user")
+    return _line(value)
+
+
+def _lab(value: object) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", _text(value)):
+        raise _Unfit("must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit")
+    return _text(value)
 
 
 def _version(value: object) -> str:
@@ -116,9 +140,9 @@ def _switch(value: object) -> bool:
 
 
 def _root(value: object) -> str:
-    if not re.match(r"/|~(/|$)", _text(value)):
+    if not re.match(r"/|~(/|$)", _line(value)):
         raise _Unfit("must begin with / or ~/")
-    return _text(value)
+    return _line(value)
 
 
 def _env_name(value: str) -> str:
@@ -137,18 +161,27 @@ def _arg_name(value: str) -> str:
 
 def _arg(value: object) -> object:
     if isinstance(value, list | tuple):
-        if not all(_is_word(each) for each in value):
+        if not all(_is_word(each) or is_secret(each) for each in value):
             raise _Unfit("a list here may hold only text and numbers")
         return tuple(value)
-    if value is None or isinstance(value, bool) or _is_word(value):
+    if value is None or isinstance(value, bool) or _is_word(value) or is_secret(value):
         return value
     raise _Unfit("must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag)")
 
 
-def _extra_arg(value: object) -> str:
+def _extra_arg(value: object) -> object:
+    if is_secret(value):
+        return value
     if not _is_word(value):
         raise _Unfit("must be text: quote it")
     return str(value)
+
+
+def _shown(value: object) -> object:
+    """A setting as it may be printed: a secret is its reference."""
+    if isinstance(value, tuple):
+        return [_shown(each) for each in value]
+    return str(value) if is_secret(value) else value
 
 
 def _is_word(value: object) -> bool:
@@ -187,9 +220,12 @@ def _warning(value: str) -> str:
     return value.strip()
 
 
-def _secret(value: object) -> SecretRef:
-    if not isinstance(value, SecretRef):
-        raise _Unfit("must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here")
+def _secret(value: object) -> object:
+    if not is_secret(value):
+        raise _Unfit(
+            "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no "
+            "secret is written down here"
+        )
     return value
 
 
@@ -198,12 +234,19 @@ _SHORTEST_WARNING = 5
 
 _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
+Line = Annotated[str, BeforeValidator(_line)]
+Address = Annotated[str, BeforeValidator(_address)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
-ArgValue = Annotated[bool | int | float | str | tuple[str | int | float, ...] | None, PlainValidator(_arg)]
+ArgValue = Annotated[
+    bool | int | float | str | Secret | tuple[str | int | float | Secret, ...] | None,
+    PlainValidator(_arg),
+    PlainSerializer(_shown),
+]
 CheckName = Annotated[str, AfterValidator(_check_name)]
 CheckValue = Annotated[str | int | float | tuple[str | int | float, ...], PlainValidator(_check)]
-Secret = Annotated[SecretRef, PlainValidator(_secret), PlainSerializer(str)]
+ExtraArg = Annotated[str | Secret, PlainValidator(_extra_arg), PlainSerializer(_shown)]
+SecretValue = Annotated[Secret, PlainValidator(_secret), PlainSerializer(str)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
@@ -268,14 +311,14 @@ class Server(_Frozen):
     engine_version: Annotated[str, BeforeValidator(_version)] | None = None
     model: Text
     served_name: Text | None = None
-    host: Text = "127.0.0.1"
+    host: Address = "127.0.0.1"
     port: Annotated[int, _whole(1, 65535)]
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
-    python: Text = "python3"
+    python: Line = "python3"
     args: Mapping[ArgName, ArgValue] = {}
-    extra_args: tuple[Annotated[str, BeforeValidator(_extra_arg)], ...] = ()
+    extra_args: tuple[ExtraArg, ...] = ()
     env: Mapping[EnvName, EnvValue] = {}
-    secrets: Mapping[EnvName, Secret] = {}
+    secrets: Mapping[EnvName, SecretValue] = {}
     sitecustomize: Sitecustomize = Sitecustomize()
     launcher: Literal["auto", "systemd", "detached"] = "auto"
     stale: Stale = Stale()
@@ -297,17 +340,36 @@ class Server(_Frozen):
 class HostVariables(_Frozen):
     """What a host may say beside its servers; the defaults are documented in roles/node/defaults.yml."""
 
-    ansible_host: Text | None = None
+    ansible_host: Address | None = None
     ansible_port: Annotated[int, _whole(1, 65535)] | None = None
-    ansible_user: Text | None = None
-    ansible_ssh_private_key_file: Text | None = None
-    ansible_python_interpreter: Text = "python3"
+    ansible_user: Annotated[str, BeforeValidator(_user)] | None = None
+    ansible_ssh_private_key_file: Line | None = None
+    ansible_python_interpreter: Line = "python3"
     become: Annotated[bool, BeforeValidator(_switch)] = False
     root: Annotated[str, BeforeValidator(_root)] | None = None
-    lab: Text | None = None
+    lab: Annotated[str, BeforeValidator(_lab)] | None = None
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
-    known_hosts: Text | None = None
+    known_hosts: Line | None = None
     connect_timeout: Seconds = 10.0
+    merge: Literal["deep", "replace"] = "deep"
+    lint: Literal["warn", "strict"] = "warn"
+
+
+#: The variable behind each part of a ConnectionSpec.
+CONNECTION = {
+    "host": "ansible_host",
+    "port": "ansible_port",
+    "user": "ansible_user",
+    "key_file": "ansible_ssh_private_key_file",
+    "python": "ansible_python_interpreter",
+    "become": "become",
+    "host_key_checking": "host_key_checking",
+    "known_hosts": "known_hosts",
+    "connect_timeout": "connect_timeout",
+    "ssh_options": "ansible_ssh_common_args",
+}
+#: The variables that are ours: what templates in others come to is nothing to us.
+OURS = READ | {"servers"}
 
 
 @dataclass(frozen=True)
@@ -323,15 +385,13 @@ class ConnectionSpec:
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: str | None = None
     connect_timeout: float = 10.0
+    ssh_options: tuple[tuple[str, str], ...] = ()
+    """Lines of ssh_config for this login alone, before those of the files: keyword in lower case, and value."""
 
 
 def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionSpec, str | None, str | None] | None:
     """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem."""
-    entries = {key: each for key, each in (value.entries or {}).items() if key != "servers"}
-    checking = entries.get("host_key_checking")
-    if checking is not None and checking.data is False and checking.text.lower() == "off":
-        entries["host_key_checking"] = replace(checking, data="off")  # YAML reads the bare word as false
-    found = _validate(HostVariables, replace(value, data=entries), "", problems)
+    found = _validate(HostVariables, value, "", problems)
     if found is None:
         return None
     spec = ConnectionSpec(
@@ -357,7 +417,6 @@ def check_server(name: str, value: Value, problems: Problems) -> Server | None:
             value.origin, f"{path}: the name must be 1 to 40 of a-z 0-9 _ . - and begin with a letter or digit"
         )
     written = _as_written(value, path, problems)
-    _no_variable_is_also_secret(written, path, problems)
     server = _validate(Server, written, path, problems, name=name)
     return server if len(problems) == before else None
 
@@ -390,27 +449,6 @@ def _kind_of_threshold(name: str, default: Value) -> tuple[str, Callable[[object
     return "a number", _is_number
 
 
-def resolve_secrets(server: Server) -> dict[str, str]:
-    """The secrets of a server by variable name. Reads this machine's environment and files; never print the result.
-
-    Raises InventoryError that lists every secret that cannot be had, without any value.
-    """
-    problems = Problems()
-    values = {name: _resolved(name, server, problems) for name in server.secrets}
-    problems.raise_if_any()
-    return values
-
-
-def _resolved(name: str, server: Server, problems: Problems) -> str:
-    reference = server.secrets[name]
-    try:
-        return reference.resolve()
-    except InventoryError as error:
-        advice = f" ({error.next_step})" if error.next_step else ""
-        problems.add(reference.origin, f"servers.{server.name}.secrets.{name}: {error.what}{advice}")
-        return ""
-
-
 def _as_written(value: Value, path: str, problems: Problems) -> Value:
     """The settings with the numbers of args, extra_args and env as the text that stands in the file, where it differs.
 
@@ -428,6 +466,12 @@ def _as_written(value: Value, path: str, problems: Problems) -> Value:
                 each.origin,
                 f"{path}.args.{name}: write true for a bare flag, or quote the text that is meant: '{each.text}'",
             )
+        elif isinstance(each.data, str) and _NOT_NULL.fullmatch(each.data):
+            problems.add(
+                each.origin,
+                f"{path}.args.{name}: {each.data} is text to YAML: write null for no flag, or put the flag with this "
+                "text under `extra_args`",
+            )
     return replace(value, data=entries)
 
 
@@ -440,17 +484,6 @@ def _keep_text(value: Value) -> Value:
     if isinstance(data, int | float) and not isinstance(data, bool) and str(data) != value.text:
         return replace(value, data=value.text)
     return value
-
-
-def _no_variable_is_also_secret(value: Value, path: str, problems: Problems) -> None:
-    entries = value.entries or {}
-    if "env" not in entries or "secrets" not in entries:
-        return
-    env, secrets = entries["env"].entries or {}, entries["secrets"].entries or {}
-    for name in env.keys() & secrets.keys():
-        problems.add(
-            secrets[name].origin, f"{path}.secrets.{name}: also stands under env ({env[name].origin}): keep one of them"
-        )
 
 
 def _validate(model: type[_Model], value: Value, path: str, problems: Problems, **given: object) -> _Model | None:
@@ -522,8 +555,7 @@ def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
     }
     if loc:
         model = inner[loc[0]]
-    names = [name for name in model.model_fields if name != "name"]
-    return [*names, "servers", "ansible_become"] if model is HostVariables else names
+    return [name for name in model.model_fields if name != "name"]
 
 
 def _dotted(path: str, loc: Iterable[int | str]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from lamplighter.node import events, journal, relay, verbs, worker
 from lamplighter.node.act import detached, files
-from lamplighter.node.layout import RunDirectory, server_home
+from lamplighter.node.layout import RunDirectory, all_servers, server_home
+from lamplighter.node.observe import confidential
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -24,10 +25,9 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
     except relay.ReaderGone:
         os._exit(0)
     except Exception as error:
+        bye = {"event": events.BYE, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         with contextlib.suppress(relay.ReaderGone):
-            relay.send(
-                {"event": events.BYE, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-            )
+            relay.send(confidential.of_homes(all_servers(root), request).hide(bye))
     sys.stdout.flush()
     os._exit(0)  # at once: a probe thread or a hung tool must not hold the channel
 
@@ -68,7 +68,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
     else:
         with relay.heartbeat():
             answer = verbs.READING[verb](request, root)
-        relay.send({"event": events.RESULT, **answer})
+        relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
         relay.send({"event": events.BYE})
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from lamplighter.node import events
 
@@ -27,10 +27,22 @@ def lay_ballast(path: str) -> None:
 
 
 class Journal:
-    """Writes the events of one run. ``common`` fields (host, server, run) go into every event."""
+    """Writes the events of one run. ``common`` fields (host, server, run) go into every event.
 
-    def __init__(self, path: str, ballast: str, common: events.Event, *, after: int = 0) -> None:
+    ``hide`` takes out of an event what nobody may read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        ballast: str,
+        common: events.Event,
+        *,
+        after: int = 0,
+        hide: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
         """Begin a journal, or with ``after`` (the last number used) go on with a dead run's, on a fresh line."""
+        self._hide = hide
         self._path = path
         self._ballast = ballast
         self._common = common
@@ -44,7 +56,7 @@ class Journal:
         """Append ``event``, numbered and stamped; return it as written. Never raises OSError."""
         self._seq += 1
         stamped = {
-            **event,
+            **self._hide(event),
             **self._common,
             "seq": self._seq,
             "t": round(time.time(), 3),

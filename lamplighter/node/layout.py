@@ -169,17 +169,11 @@ class ReleaseDirectory:
         return stored
 
     def read_environment(self) -> dict[str, str]:
-        """Return the variables that ``env`` gives to the server; {} where it cannot be read.
+        """Return the variables that ``env`` assigns; {} where it cannot be read.
 
-        Byte for byte, as the server's shell reads them: what is no UTF-8 comes as surrogates.
+        Byte for byte, as the server's shell reads them: what is no UTF-8 comes as surrogates. Those that the plan lists
+        under ``argv_secrets`` are words of the command line, and not given to the server as variables.
         """
-        return {name: value for name, value in self._assigned().items() if not name.startswith(KEPT_APART)}
-
-    def word(self, written: str) -> str:
-        """Return what a word of the plan's ``argv`` is for the server: a secret stands there by its name alone."""
-        return self._assigned().get(written[1:], written) if written.startswith(f"${KEPT_APART}") else written
-
-    def _assigned(self) -> dict[str, str]:
         try:
             with open(self.env, "rb") as file:
                 words = shlex.split(file.read().decode("utf-8", "surrogateescape"))
@@ -272,10 +266,6 @@ class ServerHome:
                 launch = run.launch(attempt)
                 if os.path.exists(launch.process):
                     yield launch
-
-
-#: How the names begin of words of a command line that ``env`` keeps, since they are secrets. They are not exported.
-KEPT_APART = "lamplighter_word_"
 
 
 def environment_text(exported: Mapping[str, str], kept_apart: Mapping[str, str] = MappingProxyType({})) -> str:

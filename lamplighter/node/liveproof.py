@@ -120,7 +120,8 @@ def expected_of(release: ReleaseDirectory) -> Expected:
     """Read from the release itself what its launch gives to the server; secrets and GPUs come from its env file."""
     plan = (release.read_plan() or {}).get("server") or {}
     entries = {name: entry for name, entry in (plan.get("env") or {}).items() if name != "PYTHONPATH"}
-    node_side = release.read_environment()
+    words = plan.get("argv_secrets") or {}  # for the command line alone, the launch script takes them away again
+    node_side = {name: value for name, value in release.read_environment().items() if name not in words}
     scope = (plan.get("sitecustomize") or {}).get("scope", "server")
     managed = frozenset(entries) if scope != "none" else frozenset()
     return Expected(

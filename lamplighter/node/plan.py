@@ -46,6 +46,8 @@ class Plan:
     nccl_proof: bool = False
     tls: str = "none"
     gpu_warnings: tuple[str, ...] = ()
+    #: Places of words in ``argv`` that are secrets, by the variable of the release's ``env`` that holds each.
+    argv_secrets: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Plan:
@@ -89,6 +91,7 @@ class Plan:
             nccl_proof=data.get("nccl_proof", False),
             tls=data.get("tls", "none"),
             gpu_warnings=tuple((data.get("gpu_warnings") or {}).get("accept", ())),
+            argv_secrets={name: int(place) for name, place in (data.get("argv_secrets") or {}).items()},
         )
 
     def _check(self) -> None:

@@ -36,20 +36,19 @@ _DIFFERING = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")
 def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
     """The key that the server will ask for: after the engine's flag, else in the engine's variable, a secret or not."""
     flag = engine.get("api_key_flag")
-    for index, word in enumerate(plan.argv):
-        if flag and word == flag and index + 1 < len(plan.argv):
-            return _as_given(plan.argv[index + 1], release)
+    secrets = {} if release is None else release.read_environment()
+    argv = list(plan.argv)
+    for variable, place in plan.argv_secrets.items():
+        argv[place] = secrets.get(variable, "")
+    for index, word in enumerate(argv):
+        if flag and word == flag and index + 1 < len(argv):
+            return argv[index + 1] or None
         if flag and word.startswith(f"{flag}="):
-            return _as_given(word[len(flag) + 1 :], release)
+            return word[len(flag) + 1 :] or None
     name = engine.get("api_key_env")
     if not name:
         return None
-    secrets = {} if release is None else release.read_environment()
     return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
-
-
-def _as_given(word: str, release: Optional[ReleaseDirectory]) -> str:
-    return word if release is None else release.word(word)
 
 
 @dataclasses.dataclass(frozen=True)

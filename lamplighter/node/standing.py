@@ -19,7 +19,18 @@ from lamplighter.node import freed, preflight, probe, reach
 from lamplighter.node.act import files, launcher, systemd
 from lamplighter.node.act.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
-from lamplighter.node.observe import arguments, drift, facts, gpus, ground, http, ports, processes, startup
+from lamplighter.node.observe import (
+    arguments,
+    confidential,
+    drift,
+    facts,
+    gpus,
+    ground,
+    http,
+    ports,
+    processes,
+    startup,
+)
 from lamplighter.node.observe.drift import Difference
 from lamplighter.node.observe.processes import Process
 from lamplighter.node.plan import Plan
@@ -69,7 +80,7 @@ def write_down(run: Run) -> None:
             run.home.deployed,
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
-                "argv": _without_secrets(process.argv) if process else None,
+                "argv": run.confidential.hide(process.argv) if process else None,
                 "engine": _installed_engine(run.plan, run.engine, run.release),
                 "driver": _driver(),
                 "drop_ins": _drop_ins(run.home),
@@ -89,11 +100,6 @@ def _crew(engine: Mapping[str, Any], members: Sequence[Process], workers: Collec
         for each in members
         if each.pid in workers or any(pattern.search(each.title) for pattern in needed)
     ]
-
-
-def _without_secrets(argv: Sequence[str]) -> List[str]:
-    """Return a command line for records and people: a secret that was in it rests in a release's ``env`` alone."""
-    return list(arguments.without_secrets(argv, lambda _: drift.HIDDEN))
 
 
 def _installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Dict[str, Any]:
@@ -158,7 +164,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
         *_in_current(home, record),
     ]
     if now.main is not None:
-        found += _in_process(now.main, deployed, unknown)
+        found += _in_process(home, now.main, deployed, unknown)
         found += _in_environment(reach.live_report(home), unknown)
     else:
         found += _in_its_place(record, deployed)
@@ -271,14 +277,17 @@ def _mode(path: str) -> Optional[str]:
         return None
 
 
-def _in_process(main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+def _in_process(
+    home: ServerHome, main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]
+) -> List[Difference]:
     process = processes.read_process(main.pid)
     if process is None or not deployed.get("argv"):
         return []
     if not process.argv:
         unknown.append(f"argv of pid {main.pid}: it shows none")
         return []
-    return drift.of_words(drift.ARGV, "argv", _without_secrets(deployed["argv"]), _without_secrets(process.argv))
+    shown = confidential.of_homes([home]).hide(process.argv)
+    return drift.of_words(drift.ARGV, "argv", deployed["argv"], shown)
 
 
 def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
@@ -288,15 +297,8 @@ def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> Lis
         if process is not None:
             name = f"process on port {record['port']}"
             other = Difference(drift.PROCESS, name, f"pid {record['pid']}", f"pid {pid} ({process.title})")
-            known = deployed.get("argv")
-            return [
-                other,
-                *(
-                    drift.of_words(drift.ARGV, "argv", _without_secrets(known), _without_secrets(process.argv))
-                    if known
-                    else ()
-                ),
-            ]
+            known, shown = deployed.get("argv"), arguments.without_secrets(process.argv, drift.HIDDEN)
+            return [other, *(drift.of_words(drift.ARGV, "argv", known, shown) if known else ())]
     return []
 
 

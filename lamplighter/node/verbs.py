@@ -24,7 +24,7 @@ from lamplighter.node import (
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
-from lamplighter.node.observe import drift, ownership, ports, processes
+from lamplighter.node.observe import confidential, drift, ownership, ports, processes
 from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
@@ -411,6 +411,36 @@ def _date_of(verdict: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
 
 
+def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Answer as ``check`` does, with what serves: its state, its release with plan and files, its drift.
+
+    And which secrets of the request are others than those of that release. Reads only.
+    """
+    home = server_home(root, request["server"]["name"])
+    release = home.current_release()
+    return {
+        **check(request, root),
+        "status": _status_of(home, request["host"]),
+        "current": None if release is None else _described(release),
+        "changed_secrets": _changed_secrets(release, request),
+        "drift": standing.find_drift(home, None).to_json(),
+    }
+
+
+def _described(release: ReleaseDirectory) -> dict[str, Any]:
+    """Return plan and files of a release; of one that was adopted no file, since its owner's secrets may be in it."""
+    known = release.read_plan() or {}
+    found: dict[str, Any] = {"name": release.name, "digest": release.digest, "server": known.get("server"), "files": {}}
+    if known.get("adopted"):
+        return {**found, "adopted": True, "server": {**known["server"], "argv": [], "secrets": []}}
+    stored = read_json(os.path.join(release.path, "release.json"), files=dict) or {"files": {}}
+    for name in stored["files"]:
+        text = files.read_text(os.path.join(release.path, name))
+        if text is not None:
+            found["files"][name] = text
+    return found
+
+
 def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Return all that checks may ask about the node and one server, its status and its drift included."""
     plan = Plan.load(request["server"])
@@ -530,11 +560,12 @@ def logs(request: dict[str, Any], root: str) -> None:
         return
     try:
         with open(path, "rb") as file:
-            _send_tail(file, home.name, int(request.get("lines") or 100))
+            hide = confidential.of_homes([home]).hide
+            _send_tail(file, home.name, hide, int(request.get("lines") or 100))
             while request.get("follow"):
                 data = file.read(65536)
                 if data:
-                    _send_text(home.name, data)
+                    _send_text(home.name, hide, data)
                 else:
                     relay.send({"event": events.BEAT})
                     time.sleep(0.25)
@@ -553,15 +584,15 @@ def _log_of_run(home: ServerHome, wanted: str) -> tuple[Optional[str], str]:
     return (found[0], "") if found else (None, f"run {wanted} started no server")
 
 
-def _send_tail(file: Any, name: str, lines: int) -> None:
+def _send_tail(file: Any, name: str, hide: Callable[[Any], Any], lines: int) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - lines * 400))
     data = file.read()
-    _send_text(name, b"\n".join(data.split(b"\n")[-lines - 1 :]))
+    _send_text(name, hide, b"\n".join(data.split(b"\n")[-lines - 1 :]))
 
 
-def _send_text(name: str, data: bytes) -> None:
-    relay.send({"event": events.LOG, "server": name, "text": data.decode("utf-8", "replace")})
+def _send_text(name: str, hide: Callable[[Any], Any], data: bytes) -> None:
+    relay.send({"event": events.LOG, "server": name, "text": hide(data.decode("utf-8", "replace"))})
 
 
 def attach(request: dict[str, Any], root: str) -> None:
@@ -593,5 +624,6 @@ READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "diagnose": hindsight.diagnose,
     "env": env,
     "facts": facts,
+    "plan": preview,
     "releases": releases,
 }

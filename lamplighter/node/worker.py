@@ -16,7 +16,7 @@ from lamplighter.node.act.launched import Launched, Order
 from lamplighter.node.act.restarters import Restarter
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
-from lamplighter.node.observe import processes
+from lamplighter.node.observe import confidential, processes
 from lamplighter.node.plan import Plan
 
 #: Files that hold room for the records which make a run recoverable: for the start, the commit and the rollback.
@@ -64,10 +64,12 @@ class Run:
         self.plan = Plan.load(request["server"])
         self.engine: dict[str, Any] = request["engine"]
         self.release: Optional[ReleaseDirectory] = None
+        self.confidential = confidential.of_homes([home], request)
         self.journal = journal.Journal(
             directory.journal,
             directory.ballast,
             {"host": request["host"], "server": self.plan.name, "run": directory.run_id},
+            hide=self.confidential.hide,
         )
         self.locks: list[lock.Lock] = []
         self.uuids: tuple[str, ...] = ()

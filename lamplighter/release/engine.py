@@ -27,7 +27,9 @@ from pydantic import (
 )
 
 from lamplighter.errors import InventoryError
-from lamplighter.inventory.sources import Origin, Problems, Value, did_you_mean, plain, read_mapping, shown_path
+from lamplighter.inventory import secrets
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Origin, Problems, Value, did_you_mean, plain, shown_path
 from lamplighter.node.events import PHASES
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Engine:
 
         In ``args`` true is a bare flag, a list repeats the flag, null and false leave it out. Raises InventoryError for
         a flag that has a setting of its own, and for a python without a directory where the engine needs what lies
-        beside it.
+        beside it. A word that is a secret is a SecretWord, which does not hold it.
         """
         values = {
             "python": server.python,
@@ -76,7 +78,8 @@ class Engine:
                 words += [flag, values[setting]]
         for name, value in server.args.items():
             words += self._flag(name, value, server)
-        return [*words, *server.extra_args]
+        extra = [secrets.extra_word(place, each) for place, each in enumerate(server.extra_args)]
+        return [*words, *extra]
 
     def _filled(self, word: str, values: Mapping[str, str], server: Server) -> str:
         if "{bin}" in word and not values["bin"]:
@@ -99,9 +102,8 @@ class Engine:
             return [flag]
         if value is None or value is False:
             return []
-        if isinstance(value, tuple | list):
-            return [word for each in value for word in (flag, str(each))]
-        return [flag, str(value)]
+        values = value if isinstance(value, tuple | list) else (value,)
+        return [word for place, each in enumerate(values) for word in (flag, secrets.word(name, place, each))]
 
 
 def load_engine(name: str, roles: Path) -> Engine:

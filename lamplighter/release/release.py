@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import lamplighter
 from lamplighter.errors import InventoryError
-from lamplighter.release.render import Templates
+from lamplighter.inventory.secrets import SecretWord
+from lamplighter.release.render import FromVariable, Templates
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Host, Server
@@ -106,12 +107,14 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
     said = server.to_json()
     talk = {name: {"value": value, "mode": "default"} for name, value in NCCL_TALK.items() if server.nccl_proof}
     with _located(host):
-        argv = list(engine.argv(server))
+        argv = engine.argv(server)
+    secret = {word.variable: place for place, word in enumerate(argv) if isinstance(word, SecretWord)}
     return {
         **{key: said[key] for key in PLAN_KEYS},
         "env": {**talk, **said["env"]},
         "served_name": server.served_name or server.model,  # the rule of all our engines
-        "argv": argv,
+        "argv": [str.__str__(word) for word in argv],
+        **({"argv_secrets": secret} if secret else {}),
         "secrets": sorted(server.secrets),
     }
 
@@ -131,7 +134,8 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
     values = {
         "name": plan["name"],
         "digest": digest,
-        "argv": plan["argv"],
+        "argv": _words(plan),
+        "secret_words": sorted(plan.get("argv_secrets", ())),
         "env": _variables(plan),
         "scope": plan["sitecustomize"]["scope"],
         "path": _path(plan["python"]),
@@ -144,6 +148,13 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
     if plan["launcher"] != "detached":
         files["server.service"] = ReleaseFile(templates.render("server.service.j2", values), 0o644)
     return files
+
+
+def _words(plan: dict[str, Any]) -> list[str]:
+    """The command line for the launch script, which takes its secret words from variables."""
+    variables = {place: name for name, place in plan.get("argv_secrets", {}).items()}
+    words: list[str] = plan["argv"]
+    return [FromVariable(variables[place]) if place in variables else word for place, word in enumerate(words)]
 
 
 def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:

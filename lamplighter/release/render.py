@@ -18,11 +18,19 @@ import jinja2
 from lamplighter.errors import InventoryError
 
 
+class FromVariable(str):
+    """The name of a variable, whose value a script is to take as one word."""
+
+    __slots__ = ()
+
+
 def quote(value: str) -> str:
     """Return ``value`` as one word of POSIX sh that stands for exactly these bytes (UTF-8) and runs nothing.
 
     Raises ValueError for what no process can be given: NUL, and text that has no UTF-8 form.
     """
+    if isinstance(value, FromVariable):
+        return f'"${{{value}}}"'
     if "\0" in value:
         raise ValueError("a shell word cannot hold NUL")
     value.encode("utf-8")  # UnicodeEncodeError, a ValueError, on a lone surrogate

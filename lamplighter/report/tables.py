@@ -7,7 +7,7 @@ print with ``--json``; a missing field leaves its place empty. A host without se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lamplighter.report.summary import table
@@ -118,6 +118,61 @@ def check_text(data: Hosts) -> str:
     return _blocks(data, block)
 
 
+def plan_text(data: Hosts) -> str:
+    """What a deploy would change of each server, whom it would stop, which checks follow, and what would refuse it.
+
+    ``data`` of a server: release, state, serving (a release or null), is_pending, changes ({argv, variables, secrets,
+    settings: [{name, before, after}], files: {name: unified diff}, restarts}), drift, findings, would_stop, checks
+    (names).
+    """
+    kinds = (("argv", "arguments"), ("variables", "variables"), ("secrets", "secrets"), ("settings", "settings"))
+
+    def block(server: Mapping[str, Any]) -> list[str]:
+        changes = server.get("changes") or {}
+        lines = [f"  {_plan_head(server, changes)}"]
+        for key, heading in kinds:
+            found = _items(changes.get(key))
+            lines += [f"  {heading}:", *(f"    {_changed(each)}" for each in found)] if found else []
+        for name, diff in (changes.get("files") or {}).items():
+            if str(diff).count("\n@@ ") == 1 and "\n@@ -0,0 " in str(diff):
+                lines.append(
+                    f"  {clean(name)}: new, {plural(str(diff).count(chr(10)) - 2, 'line')} (`render` writes it)"
+                )
+                continue
+            lines += [f"  {clean(name)}:", *(f"    {line}" for line in map(_indented, str(diff).splitlines()))]
+        lines += [f"  {note}" for note in _drift_notes(server.get("drift"))]
+        lines += _would_stop(_items(server.get("would_stop")))
+        findings = [each for each in _items(server.get("findings")) if each.get("level") in ("warning", "error")]
+        lines += [f"  {clean(each.get('level'))}: {_said(each)}" for each in findings]
+        names = [clean(name) for name in server.get("checks") or ()]
+        return [*lines, f"  then {plural(len(names), 'check')}: {', '.join(names)}"] if names else lines
+
+    return _blocks(data, block)
+
+
+def _plan_head(server: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    wanted, serving = clean(server.get("release")), clean(server.get("serving"))
+    if not server.get("is_pending"):
+        return f"nothing would change: release {serving} serves as the inventory wants it"
+    if not serving:
+        return f"nothing serves ({clean(server.get('state'))}): release {wanted} would be started"
+    kind = "" if changes.get("restarts") else " (only how it is treated: nothing else would run)"
+    return f"release {wanted} would replace {serving}{kind}"
+
+
+def _indented(line: str) -> str:
+    """A line of a diff, made printable: its mark and its indentation stay."""
+    mark, text = line[:1], line[1:]
+    return mark + text[: len(text) - len(text.lstrip())] + clean(text, 400)
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    name, before, after = (clean(change.get(key), 400) for key in ("name", "before", "after"))
+    if change.get("before") is None:
+        return f"+ {name} {after}".rstrip()
+    return f"- {name} {before}".rstrip() if change.get("after") is None else f"~ {name}: {before} -> {after}"
+
+
 def verify_text(data: Hosts) -> str:
     """Each question with its answer, the seconds it took and the evidence.
 
@@ -170,6 +225,21 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
             told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}"
             text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
     return "\n".join(text) or "no hosts"
+
+
+def difference_text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
+    """In what two hosts differ: ``found`` [{variable, values of both, origins of both}]."""
+    if not found:
+        return f"{clean(names[0])} and {clean(names[1])} are alike"
+    rows = [
+        (clean(each["variable"]), *(f"{_value(value)}  {clean(origin)}".rstrip() for value, origin in _pairs(each)))
+        for each in found
+    ]
+    return "\n".join(table(("variable", *map(clean, names)), rows))
+
+
+def _pairs(different: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(different["values"], different["origins"], strict=True)
 
 
 def _leaves(value: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:

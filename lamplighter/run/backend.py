@@ -17,7 +17,7 @@ from typing import Any
 
 import testinfra.backend.base
 
-from lamplighter.errors import LamplighterError
+from lamplighter.errors import LamplighterError, SilenceTimeout
 from lamplighter.run.become import sudo_refusal
 from lamplighter.run.hop import SessionRefused
 from lamplighter.run.ssh import (
@@ -26,7 +26,6 @@ from lamplighter.run.ssh import (
     CommandResult,
     CommandTimedOut,
     Node,
-    SilenceTimeout,
     TooMuchOutput,
     prompt_threads,
 )

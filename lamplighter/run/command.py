@@ -24,7 +24,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable, UsageError
-from lamplighter.inventory import Host, Inventory, Server, load_inventory
+from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
@@ -58,10 +58,20 @@ class Settings:
     inventory: Path
     debug: bool = False
     as_json: bool = False
+    vault: Vault = dataclasses.field(default_factory=Vault)
+    sources: tuple[str, ...] = ()
+    """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
+
+    def load(self) -> Inventory:
+        """The inventory, over the defaults of the roles; its warnings are printed. Raises InventoryError."""
+        inventory = load_inventory(self.sources or self.inventory, PROJECT / "roles", self.vault)
+        for lint in inventory.warnings:
+            complain(f"warning: {lint}")
+        return inventory
 
 
 def settings_from(context: Context, *, as_json: bool = False, **given: str | Sequence[str] | None) -> Settings:
-    """Read the tool's own settings: Invoke's configuration, then LAMPLIGHTER_INVENTORY.
+    """Read the tool's own settings: ``--inventory``, else LAMPLIGHTER_INVENTORY, else Invoke's configuration.
 
     Refuses Invoke's ``--dry``, and values of ``given`` (options by name) that can only be a mistake of whoever wrote
     the command line.
@@ -80,11 +90,17 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
         _exit_with(refusal, False)
     ours = context.config.lamplighter
-    path = os.environ.get("LAMPLIGHTER_INVENTORY") or ours.inventory
+    try:
+        sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""))
+        vault = Vault(password_sources(ours.vault_password_file, ours.vault_id, os.environ))
+    except UsageError as error:
+        _exit_with(error, as_json)
     return Settings(
-        PROJECT / path if path == "inventory" else at_home(path),
+        at_home(sources[0]),
         bool(ours.debug or os.environ.get("LAMPLIGHTER_DEBUG")),
         as_json,
+        vault,
+        sources,
     )
 
 
@@ -98,6 +114,32 @@ def _refused_value(flag: str, value: str) -> UsageError | None:
             next_step=f"give {flag} a value (a path that begins so: ./{value})",
         )
     return None
+
+
+def _sources(given: str | Sequence[str], environment: str) -> tuple[str, ...]:
+    """The sources of the inventory: of the command line as they are, of the environment parted by commas.
+
+    A source with a comma is a list of names (``gpu1,``), as in Ansible.
+    """
+    if not isinstance(given, str):
+        for each in given:
+            parts = [part.strip() for part in each.split(",") if part.strip()]
+            if not parts:
+                raise UsageError("--inventory is empty", next_step="give --inventory a path, or leave it out")
+            if len(parts) > 1 and any(at_home(part).exists() for part in parts) and not at_home(each).exists():
+                raise UsageError(f"--inventory {each}: a comma lists names of hosts", next_step="repeat --inventory")
+        return tuple(given)
+    if environment.strip(", "):
+        whole = at_home(environment).exists()
+        return (environment,) if whole else tuple(each.strip() for each in environment.split(",") if each.strip())
+    return (str(PROJECT / given) if given == "inventory" else given,)
+
+
+def named_hosts(host: Sequence[str], limit: Sequence[str]) -> list[str]:
+    """The patterns of ``--host``, or of ``--limit``, another name for it. Raises UsageError for both at once."""
+    if host and limit:
+        raise UsageError("--limit is another name for --host", next_step="give one of them, as often as needed")
+    return [*host, *limit]
 
 
 def seconds_in(text: str) -> float:
@@ -129,9 +171,12 @@ def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> l
     """Resolve ``--host`` patterns and ``--server`` to hosts and their servers. Raises UsageError or InventoryError."""
     if not patterns:
         raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
-    inventory: Inventory = load_inventory(settings.inventory, PROJECT / "roles")
+    inventory = settings.load()
+    hosts = inventory.resolve(inventory.select(patterns))
+    for lint in dict.fromkeys(lint for host in hosts for lint in host.warnings):
+        complain(f"warning: {lint}")
     chosen = []
-    for host in inventory.resolve(inventory.select(patterns)):
+    for host in hosts:
         servers = [one for one in host.servers.values() if server in (None, one.name)]
         if servers:
             chosen.append(_through_lab(host, servers))
@@ -430,6 +475,12 @@ def judge_environment(answer: Mapping[str, Any]) -> Exit:
     return Exit.DEGRADED if answer.get("state") in ("differs", "stopped") else Exit.OK
 
 
+def judge_plan(answer: Mapping[str, Any]) -> Exit:
+    """Return 3 where a deploy would be refused, 12 where it would change something, else 0."""
+    refused = judge_findings(answer)
+    return refused if refused is not Exit.OK else Exit.CHANGES if answer["is_pending"] else Exit.OK
+
+
 def judge_findings(answer: Mapping[str, Any]) -> Exit:
     """Return what the findings of a ``check`` would make of a deploy."""
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
@@ -498,13 +549,13 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
     with guarded(settings):
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
-        inventory = load_inventory(settings.inventory, PROJECT / "roles")
-        found = {host.name: host.to_json() for host in inventory.resolve(inventory.select(patterns))}
+        inventory = settings.load()
+        hosts = inventory.resolve(inventory.select(patterns))
         if settings.as_json:
-            for host in found.values():
-                say_json(host)
+            for host in hosts:
+                say_json(host.to_json())
         else:
-            say(config_text(found))
+            say(config_text({host.name: host.to_json() for host in hosts}))
 
 
 @contextlib.contextmanager

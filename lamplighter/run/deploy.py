@@ -9,18 +9,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
+from lamplighter.release.changes import compare
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.session import NoAnswer, converse
-from lamplighter.run.ssh import Node
 from lamplighter.run.ssh_config import local_user
+
+if TYPE_CHECKING:
+    from lamplighter.run.ssh import Node
 
 OnEvent = Callable[[Event], None]
 
@@ -205,6 +208,26 @@ class HostSession:
         found = self._result({**request, "checks": server.to_json()["checks"]})
         return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
 
+    def plan(self, server: Server) -> dict[str, Any]:
+        """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
+        engine = load_engine(server.engine, self._roles)
+        release = build_release(self.host, server, engine, self.project)
+        findings = _secret_findings(server)
+        asked = {"verb": "plan", "server": release.manifest["server"], "engine": engine.compiled}
+        found = self._result(asked if findings else {**asked, "secrets": resolve_secrets(server)})
+        changes = compare(release, found["current"], found["changed_secrets"])
+        serves = found["status"]["state"] == "serving"
+        return {
+            "release": release.digest,
+            "state": found["status"]["state"],
+            "serving": found["current"]["name"] if serves and found["current"] else None,
+            "is_pending": bool(changes) or not serves or bool(found["drift"]["differences"]),
+            "changes": changes.to_json(),
+            "drift": found["drift"],
+            "findings": [*findings, *found["findings"]],
+            "would_stop": found["would_stop"],
+        }
+
     def env(self, server: Server) -> dict[str, Any]:
         """Ask what the live workers of ``server`` carry, by the release that runs. Reads only."""
         return self._result({"verb": "env", "servers": [server.name]})
@@ -311,6 +334,8 @@ class HostSession:
 @contextlib.contextmanager
 def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
+    from lamplighter.run.ssh import Node
+
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
 
@@ -318,6 +343,8 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
 @contextlib.contextmanager
 def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
+    from lamplighter.run.ssh import Node
+
     with contextlib.closing(Node(host.name, host.connection)) as node:
         node.begin()
         yield HostSession(host, node, project)

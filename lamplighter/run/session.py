@@ -20,14 +20,16 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable
+from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, SilenceTimeout, Unreachable
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.run.become import sudo_refusal
 from lamplighter.run.runner import boot_source, pack
-from lamplighter.run.ssh import Channel, Node, SilenceTimeout
+
+if TYPE_CHECKING:
+    from lamplighter.run.ssh import Channel, Node
 
 MARKER_SECONDS = 20.0
 #: paramiko ends the channels of a wire that broke, and only then says of the connection that it is gone.

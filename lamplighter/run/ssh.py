@@ -17,7 +17,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,14 +27,14 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import SSHException
 
-from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, Unreachable, UsageError
+from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, SilenceTimeout, Unreachable, UsageError
 from lamplighter.paths import at_home
 from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.known_hosts import DEFAULT_PORT
 from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import Settings, SshConfig, local_home, local_user, read_lines
+from lamplighter.run.ssh_config import Line, Settings, SshConfig, local_home, local_user, read_lines
 from lamplighter.run.wire import last_line
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ _CHUNK = 32 * 1024
 
 # Failures are told by our exceptions; paramiko's own tracebacks would only bury them.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-
-
-class SilenceTimeout(ContactLost):
-    """Nothing arrived within the time that the reader allowed; the channel is still open."""
 
 
 class CommandTimedOut(ContactLost):
@@ -192,6 +188,7 @@ class Node:
         """The same login by hand, in the inventory's words: ssh adds what ssh_config says of them, jumps included."""
         asked, key = self._asked, self.spec.key_file
         words = [*(["-p", str(asked.port)] if asked.port else []), *(["-i", key] if key else [])]
+        words += [word for name, value in self.spec.ssh_options for word in ("-o", f"{name}={value}")]
         return shlex.join(["ssh", *words, f"{asked.user}@{asked.host}" if asked.user else asked.host])
 
     @property
@@ -295,7 +292,7 @@ class Node:
         directories = ((self._user_ssh, "config"), (self._system_ssh, "ssh_config"))
         config = SshConfig(tuple(read_lines(directory / name, directory) for directory, name in directories))
         # The inventory wins everywhere, also in the %p and %r of a ProxyCommand and in `Match user`.
-        target = _look_up(config, self._asked)
+        target = _look_up(replace(config, files=(_lines_of(spec.ssh_options), *config.files)), self._asked)
         hops: list[Hop] = []
         for stop in [*_jumps(config, target), target]:
             connection = _connection(self.name, stop)
@@ -505,6 +502,11 @@ class _Stop:
 
     place: Place
     settings: Settings
+
+
+def _lines_of(options: Iterable[tuple[str, str]]) -> tuple[Line, ...]:
+    """What `ssh -o` says, as lines that stand before those of all files."""
+    return tuple(Line("ansible_ssh_common_args of the inventory", keyword, value) for keyword, value in options)
 
 
 def _look_up(config: SshConfig, asked: Place) -> _Stop:

@@ -6,6 +6,7 @@ to import, and meanwhile the login travels and a shell begins.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import errno
 import re
@@ -18,7 +19,8 @@ from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
-from lamplighter.inventory.sources import Problems, plain, read_mapping
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
@@ -334,6 +336,20 @@ def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -
 
 
 # -------------------------------------------------------------------------------------------------- what it is about
+
+
+def check_names(server: Server, project: Path, inventory: Path) -> list[str]:
+    """The names of the checks that follow a deploy of ``server``, but for those that the inventory turns off."""
+    names: dict[str, None] = {}
+    for directory in _directories(server, project, inventory):
+        for path in sorted(directory.glob("**/test_*.py")):
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, SyntaxError):  # `verify` says what is wrong with it
+                continue
+            found = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+            names |= dict.fromkeys(name.removeprefix("test_") for name in found if name.startswith("test_"))
+    return [name for name in names if server.checks.get(name) != "off"]
 
 
 def _directories(server: Server, project: Path, inventory: Path) -> list[Path]:

@@ -1,9 +1,9 @@
 """The virtual environments of the real engines: where they lie, and how they are made.
 
 ``python -m tests.engines.place`` makes the one of transformers and prints its path, with the argument ``vllm`` that of
-vLLM, as .ci/run does. Each is made once for each content of its requirements and interpreter, below .cache/engines or
-$LAMPLIGHTER_ENGINE_CACHE, by one process at a time; who asks meanwhile waits for it. transformers: 1.2 GB, two
-minutes; vLLM: 2.2 GB, two and a half.
+vLLM, with ``ansible`` that of ansible-core, as .ci/run does. Each is made once for each content of its requirements and
+interpreter, below .cache/engines or $LAMPLIGHTER_ENGINE_CACHE, by one process at a time; who asks meanwhile waits for
+it. transformers: 1.2 GB, two minutes; vLLM: 2.2 GB, two and a half.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ VLLM = Environment(
     options=("--no-compile",),
 )
 
+#: No engine, but the same kind of thing: it says what an inventory means.
+ANSIBLE = Environment("ansible", HERE.parent / "oracle/requirements.txt", "import ansible.inventory.manager")
+
 
 def cache_directory() -> Path:
     return Path(os.environ.get("LAMPLIGHTER_ENGINE_CACHE") or HERE.parent.parent / ".cache/engines").resolve()
@@ -122,6 +125,6 @@ def say_installed(venv: Path, name: str, version: str) -> None:
 
 if __name__ == "__main__":
     try:
-        print(made(VLLM if sys.argv[1:] == ["vllm"] else TRANSFORMERS))
+        print(made({"vllm": VLLM, "ansible": ANSIBLE}.get("".join(sys.argv[1:]), TRANSFORMERS)))
     except NotBuildable as reason:
         sys.exit(f"{reason}")

@@ -156,7 +156,7 @@ def test_leaves_a_record_without_values(tmp_path: Path, python: str) -> None:
     assert record["pid"] == int(done.stdout.split()[0])
     assert record["ppid"] == int(stat[1]) == os.getpid()
     assert record["start"] == int(stat[19])
-    assert record["argv"] == [python, "-c", code]
+    assert record["argv"] == [python, "-c", code]  # and nothing of the arguments behind it
     assert record["digest"] == "0123456789ab"
     assert record["names"] == ["V_D", "V_F"]
     assert record["differ"] == ["V_D"]
@@ -172,13 +172,25 @@ def test_a_record_that_cannot_be_written_harms_nobody(tmp_path: Path, python: st
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ours", "sitecustomize.py"]
 
 
+@every3
+@pytest.mark.parametrize(
+    "words", [["-c", "pass", "hidden"], ["-m", "this", "--api-key", "hidden"], ["-c", "pass", "-k=hidden"]]
+)
+def test_a_record_holds_no_argument_of_the_program(tmp_path: Path, python: str, words: list[str]) -> None:
+    ours = pysite(tmp_path / "ours", {})
+    environ = {"PYTHONPATH": str(ours), "LAMPLIGHTER_RECORDS": str(tmp_path)}
+    subprocess.run([python, *words], env=environ, capture_output=True, check=True)
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    assert record["argv"] == [python, *words[:2]]
+
+
 @every
 @pytest.mark.parametrize("blocks", [0, 1])  # no room at all, and room for a part of it
 def test_a_record_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, python: str, blocks: int) -> None:
-    ours = pysite(tmp_path / "ours", {"V_F": ("ours", "force")})
+    ours = pysite(tmp_path / "ours", {"V_F": ("ours", "force"), "L" * 2000: ("names make it long", "default")})
     records = tmp_path / "records"
     records.mkdir()
-    limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", python, "-c", SHOW, "x" * 2000]
+    limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", python, "-c", SHOW]
     environ = {"PYTHONPATH": str(ours), "LAMPLIGHTER_RECORDS": str(records), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(limited, env=environ, capture_output=True, encoding="utf-8", check=False, cwd="/")
     assert shown(done)[0] == {b"V_F": b"ours"}

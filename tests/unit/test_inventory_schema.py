@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import ConnectionSpec, EnvValue, Host, Server, load_inventory, resolve_secrets
 from lamplighter.inventory.schema import HostVariables
-from lamplighter.inventory.sources import Problems, plain, read_mapping
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, plain
 
 PROJECT = Path(__file__).parents[2]
 FILE = "inventory/host_vars/h.yml"
@@ -23,11 +24,19 @@ NAME = "is no name for an environment variable: letters, digits and _, not begin
 BOOLEAN = "YAML reads this as a boolean and the server would see '{}': quote the text that is meant; found"
 ARG = "must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag); found"
 SECRET = (
-    "must be a reference, !secret env:NAME or !secret file:PATH: no secret is written down here; found something else"
+    "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no secret is "
+    "written down here; found something else"
 )
+SECRETS_STAND = "must be text; found a secret (which may stand only under secrets, env, args and extra_args)"
 STALL = "must be a number of seconds above 0, or `by phase`; found"
-KEY = "log in with a key: ansible_ssh_private_key_file, or an agent"
-PRIORITY = "it counts only under `vars` of a group in hosts.yml"
+KEY = (
+    "{}: not used: lamplighter logs in with keys (ansible_ssh_private_key_file, or an agent), and needs sudo without a "
+    "password"
+)
+NO_NULL = "is text to YAML: write null for no flag, or put the flag with this text under `extra_args`"
+HOST = "{}: must be a host name or an address; found the text '{}'"
+LAB = "must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit"
+PRIORITY = "ansible_group_priority: has no effect here: it counts under `vars` of a group in the inventory itself"
 NEEDED = {"engine": "demo", "model": "/m", "port": "8000"}
 
 
@@ -148,7 +157,11 @@ def test_the_reference_names_every_setting() -> None:
         ("served_name: ''", "served_name: must not be empty; found the text ''"),
         ("model: 7", "model: must be text; found the number 7"),
         ("model: [a]", "model: must be text; found a list"),
-        ("model: !secret env:X", "model: must be text; found a secret (which may stand only under `secrets`)"),
+        ("model: !secret env:X", f"model: {SECRETS_STAND}"),
+        ('host: "0.0.0.0; x"', "host: must be a host name or an address; found the text '0.0.0.0; x'"),
+        ('host: "\\n"', "host: must be one line, without control characters; found the text '\\n'"),
+        ("host: http://x", "host: must be a host name or an address; found the text 'http://x'"),
+        ('python: "/x\\e[2J"', "python: must be one line, without control characters; found the text '/x\\x1b[2J'"),
         ("gpus: none", f"gpus: {GPUS}the text 'none'"),
         ("gpus: 0", f"gpus: {GPUS}the number 0"),
         ("gpus: [0, GPU-1]", "gpus: must hold only indices (0, 1) or only UUIDs (GPU-...); found a list"),
@@ -181,6 +194,9 @@ def test_the_reference_names_every_setting() -> None:
             "args: {json: {a: 1}}",
             f"args.json: {ARG} a mapping",
         ),
+        ("args: {tp: None}", f"args.tp: None {NO_NULL}"),
+        ("args: {tp: nUll}", f"args.tp: nUll {NO_NULL}"),
+        ("args: {tp: NIL}", f"args.tp: NIL {NO_NULL}"),
         ("args: {x: [[1]]}", "args.x: a list here may hold only text and numbers"),
         ("args: {x: [true]}", "args.x: a list here may hold only text and numbers"),
         ("args: {x: on}", "args.x: write true for a bare flag, or quote the text that is meant: 'on'"),
@@ -209,7 +225,13 @@ def test_the_reference_names_every_setting() -> None:
         ("engine: zzz", "engine: there is no roles/zzz/engine.yml; known are demo"),
         ("modle: x", "modle: unknown name (did you mean model?)"),
         ("zzz: x", "zzz: unknown name"),
-        ("api_key: x", "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`"),
+        (
+            "api_key: x",
+            (
+            "api_key: unknown name: put the key under `secrets`, or pass the engine's flag under `args`, from a vault"
+            " or a lookup"
+            ),
+        ),
         ("name: x", "name: unknown name: the name of a server is the key above its settings"),
         ("hooks: {}", "hooks: unknown name: this version does not offer it"),
         ("notify: {}", "notify: unknown name: this version does not offer it"),
@@ -252,8 +274,8 @@ def test_what_is_missing_points_at_the_server() -> None:
 
 
 def test_all_mistakes_of_a_host_come_together() -> None:
-    assert wrong("rot: /x\n" + server_text("prot: 1", "args:", "  tp: yes", "gpus: x", "env: {A: no}")) == [
-        f"{FILE}:1: rot: unknown name (did you mean root?)",
+    assert wrong("root: x\n" + server_text("prot: 1", "args:", "  tp: yes", "gpus: x", "env: {A: no}")) == [
+        f"{FILE}:1: root: must begin with / or ~/; found the text 'x'",
         f"{FILE}:6: servers.s.args.tp: write true for a bare flag, or quote the text that is meant: 'yes'",
         f"{FILE}:7: servers.s.gpus: {GPUS}the text 'x'",
         f"{FILE}:8: servers.s.env.A: {BOOLEAN.format('False')} false (written no)",
@@ -310,7 +332,7 @@ def test_env_and_arguments_are_what_was_written() -> None:
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1))
 def test_a_model_is_any_text_to_the_byte(model: str) -> None:
     written = "".join(f"\\U{ord(each):08x}" for each in model)
-    assert server(f'model: "{written}"').model == model
+    assert server(f'model: !unsafe "{written}"').model == model
 
 
 @pytest.mark.parametrize("gpus", ["all", (), (0, 7), ("GPU-424e617b-5f17-760b-4b58-7348de85eb90", "MIG-1")])
@@ -385,24 +407,135 @@ def test_every_host_variable() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ansible_prot: 22", "ansible_prot: unknown name (did you mean ansible_port?)"),
-        ("ansible_connection: local", "ansible_connection: unknown name: only SSH is spoken"),
-        ("ansible_password: x", f"ansible_password: unknown name: {KEY}"),
-        ("server: {}", "server: unknown name (did you mean servers?)"),
-        ("NCCL_PROTO: LL", "NCCL_PROTO: unknown name"),
-        ("ansible_port: '22'", f"ansible_port: {PORT}the text '22'"),
-        ("ansible_user: 5", "ansible_user: must be text; found the number 5"),
+        ("ansible_port: '022'", f"ansible_port: {PORT}the text '022'"),
+        ("ansible_user: [ops]", "ansible_user: must be text; found a list"),
         ("become: 'perhaps'", "become: must be true or false; found the text 'perhaps'"),
-        ("become: 1", "become: must be true or false; found the number 1"),
         ("root: relative/path", "root: must begin with / or ~/; found the text 'relative/path'"),
         ("root: ~other/x", "root: must begin with / or ~/; found the text '~other/x'"),
         ("host_key_checking: no", "host_key_checking: must be `strict`, `accept-new` or `off`, not false (written no)"),
         ("connect_timeout: soon", "connect_timeout: must be a number of seconds above 0; found the text 'soon'"),
-        ("ansible_group_priority: 5", f"ansible_group_priority: unknown name: {PRIORITY}"),
+        ('ansible_host: "\\n"', "ansible_host: must be one line, without control characters; found the text '\\n'"),
+        ("ansible_host: 10.0.0.1; x", "ansible_host: must be a host name or an address; found the text '10.0.0.1; x'"),
+        ("ansible_host: -oProxyCommand=x", HOST.format("ansible_host", "-oProxyCommand=x")),
+        ("ansible_user: -l", "ansible_user: must be the name of a user; found the text '-l'"),
+        ('ansible_user: "a b"', "ansible_user: must be the name of a user; found the text 'a b'"),
+        ('root: "/a\\nb"', "root: must be one line, without control characters; found the text '/a\\nb'"),
+        ('known_hosts: "a\\eb"', "known_hosts: must be one line, without control characters; found the text 'a\\x1bb'"),
+        ("lab: ../x", f"lab: {LAB}; found the text '../x'"),
+        ("lab: /x", f"lab: {LAB}; found the text '/x'"),
+        ("lint: loud", "lint: must be `warn` or `strict`, not the text 'loud'"),
     ],
 )  # fmt: skip
 def test_a_wrong_host_variable(line: str, expected: str) -> None:
     assert wrong(line + "\n") == [f"{FILE}:1: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ansible_prot: 22", "ansible_prot: unknown name (did you mean ansible_port?)"),
+        ("ansible_ssh_usr: x", "ansible_ssh_usr: unknown name (did you mean ansible_ssh_user?)"),
+        ("server: {}", "server: unknown name (did you mean servers?)"),
+        ("becom: true", "becom: unknown name (did you mean become?)"),
+        ("roots: /x", "roots: unknown name (did you mean root?)"),
+        ("ansible_password: x", KEY.format("ansible_password")),
+        ("ansible_become_pass: x", KEY.format("ansible_become_pass")),
+        ("ansible_group_priority: 5", PRIORITY),
+        ("NCCL_PROTO: LL", None),
+        ("ntp_server: 10.0.0.9", None),
+        ("docker: {version: 27}", None),
+        ("ansible_remote_tmp: /tmp/a", None),
+        ("ansible_ssh_pipelining: yes", None),
+    ],
+)
+def test_a_variable_of_others_stops_nothing_and_a_near_miss_is_told(line: str, expected: str | None) -> None:
+    found = host(line + "\n" + server_text())
+    assert [str(each) for each in found.warnings] == ([f"{FILE}:1: {expected}"] if expected else [])
+    lint = found.to_json()["lint"]
+    assert [(each["level"], each["origin"]) for each in lint] == [("warning", f"{FILE}:1")] * len(lint)
+    assert list(found.servers) == ["s"]
+    if expected:
+        assert wrong(line + "\nlint: strict\n") == [f"{FILE}:1: {expected} (lint: strict)"]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "gpu1.example.net", "fe80::1%eth0", "::1", "[::1]", "gpu_1", "gpü1"])
+def test_addresses(address: str) -> None:
+    assert host(f"ansible_host: '{address}'\n").connection.host == address
+    assert server(f"host: '{address}'").host == address
+
+
+@pytest.mark.parametrize("words", ["servers: {s: null}", "servers: {s: ~, t: null}", "servers: null"])
+def test_a_host_may_drop_what_its_group_says_also_where_a_role_has_thresholds(words: str) -> None:
+    Path("roles/node").mkdir(parents=True)
+    Path("roles/node/defaults.yml").write_text("server: {checks: {shm_free_gib: 4}}\n", encoding="utf-8")
+    Path("inventory/group_vars").mkdir(parents=True)
+    Path("inventory/group_vars/all.yml").write_text("servers: {s: {env: {A: b}}}\n", encoding="utf-8")
+    assert host(words + "\n").servers == {}
+
+
+def test_what_a_group_says_of_a_server_that_a_host_lacks_is_told_at_the_group() -> None:
+    Path("inventory/group_vars").mkdir(parents=True)
+    Path("inventory/group_vars/all.yml").write_text("servers:\n  s: {env: {A: b}}\n", encoding="utf-8")
+    assert wrong("root: /x\n")[0] == "inventory/group_vars/all.yml:2: servers.s: `engine` is missing"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("ansible_ssh_host: 10.0.0.1", {"host": "10.0.0.1"}),
+        ("ansible_host: 10.0.0.9\nansible_ssh_host: 10.0.0.1", {"host": "10.0.0.1"}),
+        ("ansible_ssh_port: '2222'\nansible_ssh_user: ops", {"port": 2222, "user": "ops"}),
+        ("ansible_private_key_file: ~/k", {"key_file": "~/k"}),
+        ("ansible_become: 'yes'", {"become": True}),
+        ("become: 0", {"become": False}),
+        ("ansible_user: 1000", {"user": "1000"}),
+        ("ansible_host_key_checking: false", {"host_key_checking": "off"}),
+        ("ansible_host_key_checking: false\nhost_key_checking: accept-new", {"host_key_checking": "accept-new"}),
+        ("ansible_ssh_common_args: -o StrictHostKeyChecking=no -C", {"host_key_checking": "off", "ssh_options": ()}),
+        ("ansible_ssh_timeout: 30", {"connect_timeout": 30}),
+        ("ansible_python_interpreter: auto_silent", {"python": "python3"}),
+        ("ansible_python_interpreter: /usr/bin/env python3.11", {"python": "python3.11"}),
+        ("ansible_connection: ssh", {}),
+        ("ansible_connection: ansible.builtin.paramiko_ssh", {}),
+        ("ansible_ssh_common_args: -o ProxyJump=bastion", {"ssh_options": (("proxyjump", "bastion"),)}),
+        ("ansible_ssh_extra_args: -J a,b -o 'ForwardAgent yes' -A", {"ssh_options": (("proxyjump", "a,b"),)}),
+        (
+            """ansible_ssh_common_args: '-o ProxyCommand="ssh -W %h:%p -q ops@bastion" -o ControlMaster=auto'""",
+            {"ssh_options": (("proxycommand", "ssh -W %h:%p -q ops@bastion"),)},
+        ),
+        ("ansible_become: true\nansible_become_method: sudo\nansible_become_user: root", {"become": True}),
+        ("ansible_become_user: llm", {}),
+    ],
+)
+def test_what_ansible_says_of_a_connection_is_understood(lines: str, expected: dict[str, object]) -> None:
+    found = host(lines + "\n" + server_text())
+    assert {name: getattr(found.connection, name) for name in expected} == expected
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("ansible_connection: local", "ansible_connection: this machine itself is reached over SSH as any other"),
+        ("ansible_connection: winrm", "ansible_connection: only SSH is spoken, not winrm"),
+        ("ansible_connection: community.docker.docker", "ansible_connection: only SSH is spoken, not community.docker"),
+        ("ansible_shell_type: powershell", "ansible_shell_type: nodes run Linux"),
+        ("ansible_become_method: doas\nbecome: true", "ansible_become_method: root is reached through sudo alone"),
+        ("ansible_become_user: llm\nbecome: true", "ansible_become_user: only root is become"),
+        (
+            "ansible_ssh_common_args: -F other",
+            "ansible_ssh_common_args: -F other is not followed: write it for this host",
+        ),
+        ("ansible_ssh_args: -o PermitLocalCommand=yes", "ansible_ssh_args: -o permitlocalcommand is not followed"),
+        ("ansible_ssh_extra_args: '-o \"X'", "ansible_ssh_extra_args: no closing quotation in"),
+        ("ansible_ssh_extra_args: bastion", "ansible_ssh_extra_args: 'bastion' is no option of ssh"),
+    ],
+)
+def test_what_cannot_be_met_is_an_error_where_there_are_servers_alone(lines: str, expected: str) -> None:
+    (found,) = wrong(lines + "\n" + server_text())
+    assert found.startswith(f"{FILE}:1: {expected}")
+    (told,) = host(lines + "\n").warnings
+    assert str(told).startswith(f"{FILE}:1: {expected}")
 
 
 # ---- The example ---------------------------------------------------------------------------------------------------

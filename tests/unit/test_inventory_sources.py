@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import Origin, SecretRef
-from lamplighter.inventory.sources import Problems, Value, merge, merge_all, plain, read_mapping, strip, walk
+from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.values import Problems, Value, merge, merge_all, plain, strip, walk
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +44,8 @@ def lines(value: Value) -> dict[str, int]:
         ("a: 1\nb: [1,\n", "f.yml:3: not YAML:"),
         ("a: 1\nb: 'x\n", "begun on line 2"),
         ("a: 1\n---\nb: 2\n", "f.yml:2: a second document begins here"),
-        ("a: 1\nb: 2\n\na: 3\n", "f.yml:4: a is given twice in one mapping (first on line 1)"),
-        ("x:\n  'on': 1\n  on: 2\n", "f.yml:3: on is given twice in one mapping (first on line 2)"),
+        ("servers:\n  a: 1\n  b: 2\n\n  a: 3\n", "f.yml:5: a is given twice in one mapping (first on line 2)"),
+        ("servers:\n  x: {'on': 1, on: 2}\n", "f.yml:2: on is given twice in one mapping (first on line 2)"),
         ("- a\n", "f.yml:1: the file must hold a mapping, not a list"),
         ("\n\njust text\n", "f.yml:3: the file must hold a mapping, not the text 'just text'"),
         ('a: 1\nb: "x\\0y"\n', "f.yml:2: a NUL byte"),
@@ -50,9 +53,9 @@ def lines(value: Value) -> dict[str, int]:
         ('a: "\\ud800"\n', "f.yml:1: half a surrogate pair"),
         ("a: 1\nb: *nowhere\n", "f.yml:2: not YAML: found undefined alias"),
         ("a: 1\nb: &x [1, *x]\n", "f.yml:2: an alias holds itself"),
-        ("a: {{ name }}\n", "f.yml:1: a key must be a plain name (values are no templates"),
+        ("a: {{ name }}\n", "f.yml:1: a key must be a plain name (a template must be quoted"),
         ("a:\n  ? \n  : 2\n", "f.yml:2: a key is empty"),
-        ("a: 1\nb: !vault x\n", "f.yml:2: unknown tag !vault: write !secret env:NAME"),
+        ("a: 1\nb: !env x\n", "f.yml:2: unknown tag !env: write !secret env:NAME"),
         ("a: 1\nb: !!python/name:os.system x\n", "f.yml:2: unknown tag !!python/name:os.system"),
         ("a: 1\nb: !!python/object/apply:os.system [x]\n", "f.yml:2: the tag !!python/object/apply:os.system"),
         ("a: 1\nb: !!set {x}\n", "f.yml:2: the tag !!set"),
@@ -60,7 +63,7 @@ def lines(value: Value) -> dict[str, int]:
         ("a: !secret hunter2\n", "f.yml:1: !secret must be followed by env:NAME or file:PATH"),
         ("a: !secret 'env:not a name'\n", "f.yml:1: !secret env: must be followed by the name"),
         ("a: 1\n<<: 5\n", "f.yml:2: << takes a mapping or a list of mappings, not the number 5"),
-        ("a: " + "[" * 800 + "]" * 800, "f.yml: values are nested too deeply"),
+        ("a: " + "[" * 800 + "]" * 800, "f.yml:1: values are nested too deeply"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(text: str | bytes, expected: str) -> None:
@@ -90,11 +93,51 @@ def test_an_empty_file_is_an_empty_mapping(text: str | bytes) -> None:
 
 def test_all_problems_of_a_file_come_together_each_once() -> None:
     with pytest.raises(InventoryError) as caught:
-        read("a: 1\na: 2\nb: !x y\n")
+        read("servers: {a: 1,\n  a: 2}\nb: !x y\n")
     assert str(caught.value).splitlines() == [
         "f.yml:2: a is given twice in one mapping (first on line 1)",
         "f.yml:3: unknown tag !x",
     ]
+
+
+def test_of_a_name_of_others_that_is_given_twice_the_last_counts_and_it_is_told() -> None:
+    Path("f.yml").write_text(
+        "a: 1\nb: {c: 1, c: 2}\na: 3\nz: &z {y: 1}\nx: {<<: *z, <<: {w: 1}, y: 2}\n", encoding="utf-8"
+    )
+    problems = Problems()
+    assert plain(read_mapping(Path("f.yml"), problems)) == {
+        "a": 3, "b": {"c": 2}, "z": {"y": 1}, "x": {"y": 2, "w": 1},
+    }  # fmt: skip
+    problems.raise_if_any()
+    assert [str(each) for each in problems.warnings] == [
+        "f.yml:2: c: is given twice in one mapping (first on line 2): the last one counts",
+        "f.yml:3: a: is given twice in one mapping (first on line 1): the last one counts",
+    ]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda name: os.symlink("/dev/zero", name), os.mkdir])
+def test_what_is_no_file_is_not_opened(make: Callable[[str], None]) -> None:
+    make("f.yml")
+    problems = Problems()
+    read_mapping(Path("f.yml"), problems)
+    with pytest.raises(InventoryError, match=r"^f\.yml: is no regular file"):
+        problems.raise_if_any()
+
+
+def test_a_file_that_is_far_too_large_is_not_read() -> None:
+    with open("f.yml", "wb") as file:
+        file.truncate(1 << 40)
+    problems = Problems()
+    read_mapping(Path("f.yml"), problems)
+    with pytest.raises(InventoryError, match=r"^f\.yml: is larger than 64 MiB"):
+        problems.raise_if_any()
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: "])
+def test_what_is_nested_too_deeply_is_told_with_its_line(opening: str) -> None:
+    for depth in (1200, 40_000):
+        with pytest.raises(InventoryError, match=r"f\.yml:2: "):
+            read("a: 1\nb: " + opening * depth)
 
 
 @pytest.mark.parametrize(

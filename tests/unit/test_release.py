@@ -17,7 +17,7 @@ import pytest
 import lamplighter
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import SecretRef, Server, load_inventory
-from lamplighter.inventory.sources import Origin
+from lamplighter.inventory.values import Origin
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.release.render import quote

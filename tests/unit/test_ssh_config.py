@@ -383,3 +383,11 @@ def test_connect_timeout(directory: Path, inventory: float, config: str, seconds
     (hop,) = Node("gpu1", spec, user_ssh=directory, system_ssh=directory)._route()
 
     assert hop._timeout == seconds
+
+
+def test_what_the_inventory_says_for_ssh_stands_before_all_files_and_for_the_node_alone(directory: Path) -> None:
+    (directory / "config").write_text("Host gpu1\n  ProxyJump other\n  User late\nHost bastion\n  User ops\n")
+    options = (("proxyjump", "bastion"), ("user", "first"), ("proxycommand", "none"))
+    node = Node("gpu1", ConnectionSpec("gpu1", ssh_options=options), user_ssh=directory, system_ssh=directory)
+    assert [hop.label for hop in node._route()] == ["ops@bastion", "first@gpu1"]
+    assert node.ssh_line == "ssh -o proxyjump=bastion -o user=first -o proxycommand=none gpu1"

@@ -21,7 +21,7 @@ import time
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from lamplighter.node.act import files
-from lamplighter.node.layout import KEPT_APART, ReleaseDirectory, ServerHome, environment_text
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
 from lamplighter.node.observe import arguments, http, ownership, ports, processes
 from lamplighter.node.observe.ownership import Claim
 from lamplighter.node.observe.processes import Process
@@ -30,6 +30,9 @@ ANSWER_SECONDS = 5.0
 
 #: Names that a POSIX shell can export. Others (exported functions of bash) are left out, and said.
 EXPORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+#: How the names begin of the words of a command line that are secrets; the place of the word follows. Not exported.
+SECRET_WORD = "LAMPLIGHTER_ARGS_"
 
 #: The shell that starts the server sets these by itself.
 SHELLS_OWN = frozenset({"_"})
@@ -125,7 +128,7 @@ def _read(process: Process, address: str) -> Union[Found, Impossible]:
 
 
 def _is_left_out(name: str) -> bool:
-    return not EXPORTABLE.fullmatch(name) or name.startswith(KEPT_APART)
+    return not EXPORTABLE.fullmatch(name) or name.startswith(SECRET_WORD)
 
 
 def _program(process: Process, directory: str, environment: Mapping[str, str]) -> Optional[str]:
@@ -180,7 +183,11 @@ def write(
     ``server`` is what the request says of the server; what the one found does not share with it is replaced. ``model``
     is what it reports, ``uuids`` are the GPUs that it uses. Raises OSError.
     """
-    argv, secrets = _kept_apart(found.argv)
+    places = {f"{SECRET_WORD}{place}": place for place in arguments.secret_places(found.argv)}
+    secrets = {name: found.argv[place] for name, place in places.items()}
+    argv = list(found.argv)
+    for name, place in places.items():
+        argv[place] = f"${name}"
     script = _SCRIPT.format(
         name=re.sub(r"[^\w.-]", "_", home.name),
         directory=shlex.quote(found.directory),
@@ -199,7 +206,7 @@ def write(
         files.write_json(
             inside.plan,
             {
-                "server": _plan(dataclasses.replace(found, argv=argv), server, model, uuids),
+                "server": {**_plan(found, server, model, uuids), "argv": argv, "argv_secrets": places},
                 "engine": dict(engine),
                 "adopted": {"pid": found.process.pid, "t": time.time()},
             },
@@ -215,21 +222,8 @@ def write(
     return release
 
 
-def _kept_apart(argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the command line with a name in the place of each secret, as a shell refers to it, and what they are."""
-    secrets: dict[str, str] = {}
-
-    def keep(value: str) -> str:
-        name = f"{KEPT_APART}{len(secrets) + 1}"
-        secrets[name] = value
-        return f"${name}"
-
-    return arguments.without_secrets(argv, keep), secrets
-
-
 def _in_script(word: str, secrets: Mapping[str, str]) -> str:
-    before, dollar, name = word.rpartition("$")
-    return f'{shlex.quote(before) if before else ""}"${name}"' if dollar and name in secrets else shlex.quote(word)
+    return f'"{word}"' if word[1:] in secrets and word.startswith("$") else shlex.quote(word)
 
 
 def _plan(found: Found, server: Mapping[str, Any], model: str, uuids: tuple[str, ...]) -> dict[str, Any]:
@@ -242,7 +236,6 @@ def _plan(found: Found, server: Mapping[str, Any], model: str, uuids: tuple[str,
         "host": found.host,
         "gpus": list(uuids) if uuids else server["gpus"],
         "python": os.path.join(found.directory, python or found.argv[0]),
-        "argv": list(found.argv),
         "env": {},
         "secrets": sorted(found.environment),  # none of their values is ever shown
         "sitecustomize": {"scope": "none"},

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Collection, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, List, Mapping, Optional, Sequence, Tuple
 
-# A secret's flag is known by the last part of its name: --api-key and --ssl-keyfile-password count, and --tokenizer,
-# --ssl-keyfile (a path) and --speculative-num-draft-tokens do not.
-_NAME = r"--?(?:[\w.-]*[-_.])?(?:key|token|secret|passwd|password|passphrase)"
-_FLAG = re.compile(_NAME, re.IGNORECASE)
-_GIVEN = re.compile(rf"({_NAME}=)(.+)", re.IGNORECASE | re.DOTALL)
+from lamplighter.node.observe.confidential import looks_secret
+
 #: In a word that is a command of its own, as in ``sh -c '...'``.
-_INSIDE = re.compile(rf"\s{_NAME}[\s=]", re.IGNORECASE)
+_INSIDE = re.compile(r"\s--?(?:[\w.-]*[-_.])?(?:key|token|secret|passwd|password|passphrase)[\s=]", re.IGNORECASE)
 
 
 def value_of(flags: Collection[str], argv: Sequence[str]) -> Optional[str]:
@@ -56,21 +53,31 @@ def model_of(engine: Mapping[str, Any], argv: Sequence[str]) -> Optional[str]:
     return after[0] if after and not after[0].startswith("-") else None
 
 
-def without_secrets(words: Sequence[str], instead: Callable[[str], str]) -> Tuple[str, ...]:
-    """Return the words with each secret replaced by what ``instead`` makes of it.
+def secret_places(words: Sequence[str]) -> Tuple[int, ...]:
+    """Return where the words are that hold secrets: ``--flag=value``, or a value, of a flag that is named like one.
 
     facts: vLLM takes several keys after one flag, so all words up to the next flag are its values.
     """
-    found: List[str] = []
-    is_value = False
-    for word in words:
-        given = _GIVEN.fullmatch(word)
-        if given is not None:
-            found.append(given[1] + instead(given[2]))
-        elif (is_value and not word.startswith("-")) or _INSIDE.search(word) is not None:
-            found.append(instead(word))
-            continue
+    found: List[int] = []
+    flag = ""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            flag = "" if equals else name
+            is_secret = bool(equals) and looks_secret(name, value)
         else:
-            found.append(word)
-        is_value = _FLAG.fullmatch(word) is not None
+            is_secret = bool(flag) and looks_secret(flag, word)
+        if is_secret or _INSIDE.search(word):
+            found.append(place)
     return tuple(found)
+
+
+def without_secrets(words: Sequence[str], instead: str) -> List[str]:
+    """Return the words with ``instead`` in the place of each secret; a flag that carries its value keeps its name."""
+    places = secret_places(words)
+    return [_shown(word, instead) if place in places else word for place, word in enumerate(words)]
+
+
+def _shown(word: str, instead: str) -> str:
+    name, equals, _ = word.partition("=")
+    return f"{name}={instead}" if equals and word.startswith("-") else instead

@@ -10,13 +10,16 @@ import dataclasses
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from lamplighter.node.observe.confidential import looks_secret
+
 #: Kinds, in the order in which they are told.
 INVENTORY, PROCESS, ARGV, ENVIRONMENT, RELEASE, ENGINE, DRIVER, UNIT = (
     "inventory", "process", "argv", "environment", "release", "engine", "driver", "unit",
 )  # fmt: skip
 
-_SECRET_FLAG = re.compile(r"key|token|secret|passw", re.IGNORECASE)
 HIDDEN = "(hidden)"
+#: How a word of a command line looks that is a secret of the inventory's.
+_HELD = "$LAMPLIGHTER_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ def _said(value: Optional[str]) -> str:
 def of_plans(wanted: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
     """Compare what the inventory says now with what it said when the release was made; only keys of ``wanted``."""
     found: List[Difference] = []
-    for key in sorted(wanted):
+    for key in sorted(wanted.keys() - {"argv_secrets"}):  # places of words, which argv shows itself
         if key == "argv":
             found += of_words(INVENTORY, "args", wanted[key], deployed.get(key) or ())
         elif wanted[key] != deployed.get(key):
@@ -52,7 +55,10 @@ def of_plans(wanted: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Dif
 
 
 def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]) -> List[Difference]:
-    """Compare two command lines flag by flag; values of flags that look like keys are not shown."""
+    """Compare two command lines flag by flag.
+
+    Beside a secret of the inventory's no other value is shown, nor one that looks like a secret and is not from it.
+    """
     one, two = _flags(wanted), _flags(found)
     differences = _of_mappings(kind, one, two)
     if not differences and list(wanted) != list(found):
@@ -61,15 +67,16 @@ def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]
         dataclasses.replace(
             each,
             name=f"{prefix} {each.name}",
-            wanted=_hide(each.name, each.wanted),
-            found=_hide(each.name, each.found),
+            wanted=_hide(each.wanted, each.found),
+            found=HIDDEN if looks_secret(each.name, each.found) else _hide(each.found, each.wanted),
         )
         for each in differences
     ]
 
 
-def _hide(flag: str, value: Optional[str]) -> Optional[str]:
-    return HIDDEN if value and _SECRET_FLAG.search(flag) and flag.startswith("-") else value
+def _hide(value: Optional[str], other: Optional[str]) -> Optional[str]:
+    is_beside_secret = other is not None and other.startswith(_HELD)
+    return HIDDEN if value is not None and is_beside_secret and not value.startswith(_HELD) else value
 
 
 def _flags(words: Sequence[str]) -> Dict[str, str]:

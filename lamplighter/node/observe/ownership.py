@@ -24,9 +24,6 @@ MULTIPROCESSING = re.compile(r"from multiprocessing\.(spawn|forkserver|resource_
 #: What runs a program that is named by its arguments; in any other command line an entry point is only a word.
 INTERPRETER = re.compile(r"(?:python|pypy|uv)[0-9.]*")
 
-#: Names of arguments whose value is nobody's business.
-SECRET = re.compile(r"(?i)key|token|secret|passw")
-
 #: Characters of a command line that a person needs to recognise it.
 COMMAND_LENGTH = 160
 
@@ -71,20 +68,11 @@ class Claim:
 
 
 def shown_command(process: Process) -> str:
-    """Return the command line for people: shortened, and without what looks like a secret.
+    """Return the command line for people: shortened, and without what looks like a secret of somebody else's.
 
     Arguments are taken apart at blanks: a process that has given itself a title keeps all of it in one.
     """
-    words: list[str] = []
-    is_value = False
-    for word in " ".join(process.argv).split():
-        flag, equals, value = word.partition("=")
-        is_named_secret = SECRET.search(flag) is not None and (flag.startswith("-") or equals != "")
-        if is_value and not word.startswith("-"):
-            words.append("***")
-        else:
-            words.append(f"{flag}=***" if is_named_secret and value else word)
-        is_value = is_named_secret and not equals
+    words = arguments.without_secrets(" ".join(process.argv).split(), "***")
     text = " ".join(words) or f"[{process.comm}]"
     return text if len(text) <= COMMAND_LENGTH else text[: COMMAND_LENGTH - 1] + "\u2026"
 

@@ -52,7 +52,20 @@ def write_release(run: Run) -> Optional[str]:
             hint=f"make room or mend the file system below {run.home.path}",
         ) from error
     run.release = release
+    _tell_secret_words(run)
     return None
+
+
+def _tell_secret_words(run: Run) -> None:
+    """Warn of arguments that are secrets, the first time: who may list the processes of the node sees them."""
+    before = run.home.current_release()
+    known = {} if before is None else ((before.read_plan() or {}).get("server") or {}).get("argv_secrets") or {}
+    new = [run.plan.argv[max(0, place - 1)] for name, place in run.plan.argv_secrets.items() if name not in known]
+    if new:
+        run.warn(
+            f"a secret stands in the server's command line (after {', '.join(new)}): `ps` on the node shows it",
+            "give it in a variable under secrets, if the engine reads one",
+        )
 
 
 def _is_complete(release: ReleaseDirectory, wanted: dict[str, Any]) -> bool:

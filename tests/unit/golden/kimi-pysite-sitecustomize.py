@@ -79,7 +79,7 @@ def leave_record():
         ("start", text_of(stat[stat.rindex(b")") + 2 :].split()[19])),
         ("digest", quoted(DIGEST)),
         ("python", quoted("%d.%d.%d" % sys.version_info[:3])),
-        ("argv", list_of(read("/proc/self/cmdline").split(b"\0")[:-1])),
+        ("argv", list_of(program(read("/proc/self/cmdline").split(b"\0")[:-1]))),
         ("names", list_of([name for name, _, _ in VARIABLES])),
         ("differ", list_of([name for name, value, _ in VARIABLES if live.get(name) != value])),
     )
@@ -95,6 +95,14 @@ def leave_record():
         raise
     finally:
         os.close(fd)
+
+
+def program(words):
+    """What runs: the words before the first long flag, three at most. Behind it there may be a key."""
+    for index, word in enumerate(words):
+        if word.startswith(b"--"):
+            return words[: min(index, 3)]
+    return words[:3]
 
 
 def read(path):
