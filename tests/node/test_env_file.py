@@ -107,7 +107,7 @@ def test_an_adopted_key_rests_in_the_env_file_alone(tmp_path: Path, living: Livi
     assert given == environment
     log = tmp_path / "log"
     with log.open("wb") as output:
-        again = living.start([release.launch_script], stdout=output, env={f"{adopt.SECRET_WORD}4": "the caller's"})
+        again = living.start([release.launch_script], stdout=output, env={f"{adopt.KEPT_APART}4": "the caller's"})
     assert until(log.read_bytes)
     assert process_of(again.pid).argv == argv
     now = Path(f"/proc/{again.pid}/environ").read_bytes().decode("utf-8", "surrogateescape")

@@ -32,7 +32,7 @@ ANSWER_SECONDS = 5.0
 EXPORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 #: How the names begin of the words of a command line that are secrets; the place of the word follows. Not exported.
-SECRET_WORD = "LAMPLIGHTER_ARGS_"
+KEPT_APART = "LAMPLIGHTER_ARGS_"
 
 #: The shell that starts the server sets these by itself.
 SHELLS_OWN = frozenset({"_"})
@@ -128,7 +128,7 @@ def _read(process: Process, address: str) -> Union[Found, Impossible]:
 
 
 def _is_left_out(name: str) -> bool:
-    return not EXPORTABLE.fullmatch(name) or name.startswith(SECRET_WORD)
+    return not EXPORTABLE.fullmatch(name) or name.startswith(KEPT_APART)
 
 
 def _program(process: Process, directory: str, environment: Mapping[str, str]) -> Optional[str]:
@@ -183,7 +183,7 @@ def write(
     ``server`` is what the request says of the server; what the one found does not share with it is replaced. ``model``
     is what it reports, ``uuids`` are the GPUs that it uses. Raises OSError.
     """
-    places = {f"{SECRET_WORD}{place}": place for place in arguments.secret_places(found.argv)}
+    places = {f"{KEPT_APART}{place}": place for place in arguments.secret_places(found.argv)}
     secrets = {name: found.argv[place] for name, place in places.items()}
     argv = list(found.argv)
     for name, place in places.items():

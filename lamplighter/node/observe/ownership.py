@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
-from lamplighter.node.observe import processes
+from lamplighter.node.observe import arguments, processes
 from lamplighter.node.observe.processes import Identity, Process
 
 OURS, STALE, LISTED, FOREIGN = "ours", "stale", "listed", "foreign"
