@@ -54,30 +54,31 @@ def model_of(engine: Mapping[str, Any], argv: Sequence[str]) -> Optional[str]:
 
 
 def secret_places(words: Sequence[str]) -> Tuple[int, ...]:
-    """Return where the words are that hold secrets: ``--flag=value``, or a value, of a flag that is named like one.
+    """Return where the words are that hold secrets: the value of a flag that is named like one, or ``NAME=value``.
 
     facts: vLLM takes several keys after one flag, so all words up to the next flag are its values.
     """
     found: List[int] = []
     flag = ""
     for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
         if word.startswith("-"):
-            flag = "" if equals else name
-            is_secret = bool(equals) and looks_secret(name, value)
-        else:
-            is_secret = bool(flag) and looks_secret(flag, word)
-        if is_secret or _INSIDE.search(word):
+            flag = "" if "=" in word else word
+        is_value = bool(flag) and word is not flag and looks_secret(flag, word)
+        if is_value or _is_secret_pair(word) or _INSIDE.search(word):
             found.append(place)
     return tuple(found)
 
 
 def without_secrets(words: Sequence[str], instead: str) -> List[str]:
-    """Return the words with ``instead`` in the place of each secret; a flag that carries its value keeps its name."""
+    """Return the words with ``instead`` in the place of each secret; one that carries its name keeps that."""
     places = secret_places(words)
     return [_shown(word, instead) if place in places else word for place, word in enumerate(words)]
 
 
+def _is_secret_pair(word: str) -> bool:
+    name, equals, value = word.partition("=")
+    return bool(equals) and looks_secret(name, value)
+
+
 def _shown(word: str, instead: str) -> str:
-    name, equals, _ = word.partition("=")
-    return f"{name}={instead}" if equals and word.startswith("-") else instead
+    return f"{word.partition('=')[0]}={instead}" if _is_secret_pair(word) else instead

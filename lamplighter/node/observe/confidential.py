@@ -80,12 +80,17 @@ def _of_release(release: ReleaseDirectory) -> List[Tuple[str, str]]:
     plan = release.read_plan() or {}
     words = (plan.get("server") or {}).get("argv_secrets") or {}
     return [
-        # A word of an adopted command line may be a flag and its value in one.
-        (name, value.partition("=")[2] if name in words and value.startswith("-") else value)
+        (name, _secret_in(value) if name in words else value)
         for name, value in release.read_environment().items()
         # The environment of a server that was adopted is all that its owner had; nobody said which of it is secret.
         if name != _OURS and (name in words or not plan.get("adopted") or looks_secret(name, value))
     ]
+
+
+def _secret_in(word: str) -> str:
+    """Return the value alone of a word of an adopted command line that carries its name, too."""
+    name, equals, value = word.partition("=")
+    return value if equals and looks_secret(name, value) else word
 
 
 def looks_secret(name: str, value: Optional[str]) -> bool:
