@@ -181,7 +181,7 @@ class HostSession:
 
     def wanted(self, server: Server) -> dict[str, Any]:
         """Return what the inventory wants of ``server`` now, as drift is told by. Raises InventoryError."""
-        return _wanted(build_release(self.host, server, load_engine(server.engine, self._roles), self.project))
+        return _wanted(self._release(server))
 
     def facts(self, server: Server) -> dict[str, Any]:
         """Ask all that checks may know about the node and ``server``, in one exec. Reads only."""
@@ -201,19 +201,26 @@ class HostSession:
 
     def check(self, server: Server) -> dict[str, Any]:
         """Ask the preflight's questions, and who would be stopped by a deploy. Reads only."""
-        engine = load_engine(server.engine, self.project / "roles")
-        release = build_release(self.host, server, engine, self.project)
-        plan, named = release.manifest["server"], {"digest": release.digest}
-        request = {"verb": "check", "server": plan, "engine": engine.compiled, "release": named}
-        found = self._result({**request, "checks": server.to_json()["checks"]})
+        found = self._result(self._question("check", server, self._release(server)))
         return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
+
+    def _release(self, server: Server) -> Release:
+        return build_release(self.host, server, load_engine(server.engine, self._roles), self.project)
+
+    def _question(self, verb: str, server: Server, release: Release) -> dict[str, Any]:
+        """A request about what a deploy of ``release`` would do."""
+        return {
+            "verb": verb,
+            "server": release.manifest["server"],
+            "engine": release.manifest["engine"],
+            "release": {"digest": release.digest},
+            "checks": server.to_json()["checks"],
+        }
 
     def plan(self, server: Server) -> dict[str, Any]:
         """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
-        engine = load_engine(server.engine, self._roles)
-        release = build_release(self.host, server, engine, self.project)
-        findings = _secret_findings(server)
-        asked = {"verb": "plan", "server": release.manifest["server"], "engine": engine.compiled}
+        findings, release = _secret_findings(server), self._release(server)
+        asked = self._question("plan", server, release)
         found = self._result(asked if findings else {**asked, "secrets": resolve_secrets(server)})
         changes = compare(release, found["current"], found["changed_secrets"])
         serves = found["status"]["state"] == "serving"
@@ -234,7 +241,7 @@ class HostSession:
 
     def diagnose(self, server: Server) -> dict[str, Any]:
         """Diagnose the last run of ``server`` on its node, with what the node itself knows of it. Reads only."""
-        engine = load_engine(server.engine, self.project / "roles")
+        engine = load_engine(server.engine, self._roles)
         return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
 
     def prepare(self, verb: str, server: Server) -> dict[str, Any]:
@@ -252,7 +259,7 @@ class HostSession:
         }
         if verb != "deploy":
             return {**begun, **self._plan(server)}
-        engine = load_engine(server.engine, self.project / "roles")
+        engine = load_engine(server.engine, self._roles)
         release = build_release(self.host, server, engine, self.project)
         return {
             **begun,
