@@ -194,7 +194,7 @@ def _text_of(line: bytes) -> bytes:
         for key in _LINE_KEYS:
             if isinstance(entry.get(key), str):
                 # Docker alone keeps a line's own end: a long line of its is parted among entries.
-                said = entry[key] if key == "log" or entry[key].endswith("\n") else entry[key] + "\n"
+                said: str = entry[key] if key == "log" or entry[key].endswith("\n") else entry[key] + "\n"
                 return said.encode("utf-8", "surrogatepass")
     return line + b"\n"
 

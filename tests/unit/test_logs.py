@@ -342,7 +342,7 @@ def test_each_id_that_an_engine_knows_has_an_example_and_a_hint() -> None:
     for engine in REAL:
         known = {entry["id"] for entry in ENGINES[engine]["failures"]}
         assert known == {cause for cause, engines, _ in SIGNATURES if engine in engines}
-        assert all(any(e["id"] == cause and e["hint"] for e in ENGINES[engine]["failures"]) for cause in known)
+        assert all(any(e["id"] == cause and e.get("hint") for e in ENGINES[engine]["failures"]) for cause in known)
 
 
 BENIGN = [
