@@ -142,6 +142,8 @@ class Interest:
     name: str = ""
     after: Optional[str] = None
     signature: Optional[Signature] = None
+    #: Whether each state of a progress bar says the same, but for its numbers.
+    is_bar: bool = False
 
     @property
     def only_before_ready(self) -> bool:
@@ -227,7 +229,8 @@ class Rules:
     ) -> None:
         needs = needed_text(pattern)
         shape = None if needs is None else shape_of(needs)
-        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature))
+        is_bar = kind in (PHASE, PERCENT) and is_alike(pattern)
+        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature, is_bar))
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
@@ -348,7 +351,7 @@ class _Remembered(Generic[Answer]):
     def __call__(self, text: str) -> Answer:
         if len(text) > ALIKE_CHARACTERS:
             return self._ask(text)
-        key = text.encode("utf-8", "surrogatepass").translate(_ALIKE)
+        key = without_numbers(text.encode("utf-8", "surrogatepass"))
         if key not in self._known:
             if len(self._known) >= MOST_ALIKE:
                 self._known.clear()
@@ -449,6 +452,11 @@ def outside_quotes(text: str, places: Iterable[int]) -> Iterator[int]:
             quote = next(quotes, None)
         if quote is None or place <= quote.start():
             yield place
+
+
+def without_numbers(text: bytes) -> bytes:
+    """The text with each digit as 0: where the digits stand, not which they are."""
+    return text.translate(_ALIKE)
 
 
 def shape_of(text: bytes) -> bytes:

@@ -40,6 +40,7 @@ from lamplighter.node.log.rules import (
     Interest,
     Rules,
     outside_quotes,
+    without_numbers,
 )
 from lamplighter.node.log.rules import HEAD as HEAD_LINE
 from lamplighter.node.log.segments import Segment, cut
@@ -243,12 +244,25 @@ class LogWatch:
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
-                if index < len(pieces) - 1:
+                if index < len(pieces) - 1 and self._is_said_again(piece, pieces[index + 1]):
+                    self._tail.remember(plain(piece), b"\r", self._line)
+                    self._order += 1
+                elif index < len(pieces) - 1:
                     self._whole(piece, b"\r")
                 elif not is_last:
                     self._whole(piece, b"\n")
             if not is_last:
                 self._line += 1
+
+    def _is_said_again(self, piece: bytes, following: bytes) -> bool:
+        """Whether the next state of a progress bar says all that this one does, with other numbers."""
+        if self._start.tracebacks.closely or self._continued or without_numbers(piece) != without_numbers(following):
+            return False
+        clean = plain(piece)
+        if not all(each.is_bar for each in self._interests(clean)):
+            return False
+        text = clean.decode("utf-8", "replace")
+        return self._rules.rank_in(text) is None and not self._rules.prefixes_in(text)
 
     def _whole(self, piece: bytes, end: bytes) -> None:
         while len(piece) > WINDOW_BYTES:
