@@ -21,6 +21,7 @@ from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.whole import diagnose_log
 from lamplighter.release.engine import load_engines
 from lamplighter.run.diagnose import diagnose_file
+from tests.unit.healthy_logs import healthy_logs
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGINES = {name: engine.compiled for name, engine in load_engines(PROJECT / "roles").items()}
@@ -216,3 +217,17 @@ def test_no_healthy_log_is_called_failed_wherever_it_ends() -> None:
                 alarms.append((name, end, found.cause, found.evidence[:200]))
     assert not alarms
     assert (len(logs) >= 25, tried >= 60) == (True, True)
+
+
+MADE = list(healthy_logs())
+
+
+def test_no_log_of_a_server_that_is_well_is_called_failed() -> None:
+    assert len({text for _, _, text in MADE}) >= 60
+    wrong = []
+    for name, engine, text in MADE:
+        found = read(text)
+        is_up = name.split("-")[2] not in ("loading", "again")
+        if (found.engine, found.outcome) != (engine, "ready" if is_up else "running"):
+            wrong.append((name, found.engine, found.outcome, found.cause, found.evidence[:200]))
+    assert not wrong

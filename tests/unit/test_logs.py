@@ -1067,6 +1067,31 @@ def test_needed_text(pattern: str, text: bytes | None) -> None:
     assert logrules.needed_text(pattern) == text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "alike"),
+    [
+        (r"\d{1,3}%\|", True),
+        (r"(?P<rank2>[0-9a-f]{7}) \d+", True),
+        (r"exit code 1\b", False),
+        (r"IPv[46]", False),
+        (r"(a)\1", False),
+        (r"\x1b\[", False),
+    ],
+)
+def test_to_which_patterns_all_digits_are_alike(pattern: str, alike: bool) -> None:
+    assert logrules.is_alike(pattern) == alike
+
+
+def test_what_was_remembered_of_a_line_is_not_said_of_another_number() -> None:
+    """A line with the same words and other digits has its own rank, and its own answer where a digit matters."""
+    rules = logrules.Rules(ENGINES["sglang"])
+    lines = [f"[2026-01-30 21:09:17 TP{rank}] x" for rank in (1, 2)]
+    assert [rules.rank_in(each) for each in lines] == [1, 2]
+    assert [rules.prefixes_in(each)[0].who for each in lines] == [" TP1", " TP2"]
+    said = [rules.is_consequence(f"SignalException: Process 71 got signal: {number}") for number in (9, 2)]
+    assert said == [False, True]
+
+
 def test_every_pattern_of_the_roles_has_plain_text() -> None:
     for engine in ENGINES.values():
         for phase in engine["phases"]:

@@ -8,14 +8,37 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Pattern,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 MOST_OTHERS = 64
+#: Answers that are remembered of each question, and the longest text of which one is.
+MOST_ALIKE = 500
+ALIKE_CHARACTERS = 400
 #: What Python writes before each frame of a traceback.
 FRAME_INDENT = "  "
 
 #: Text in quotes, as Python writes it, or up to the end where the quote is not closed there.
 _QUOTED = re.compile(r"""(?<![\w'"])(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""")
+
+#: Escapes of a kind of character, how often something stands there, the names of groups, and any digit.
+_NAMES_NO_DIGIT = re.compile(r"\\[^\dxuN]|\{\d*,?\d*\}|\(\?P<\w+>|0-9")
+_DIGIT = re.compile(r"\d")
+_ALIKE = bytes.maketrans(b"123456789", b"000000000")
+Answer = TypeVar("Answer")
 
 _GIB = {
     "bytes": 2.0**-30,
@@ -119,6 +142,8 @@ class Interest:
     name: str = ""
     after: Optional[str] = None
     signature: Optional[Signature] = None
+    #: Whether each state of a progress bar says the same, but for its numbers.
+    is_bar: bool = False
 
     @property
     def only_before_ready(self) -> bool:
@@ -148,6 +173,8 @@ class Rules:
         self._advice = [re.compile(each) for each in engine.get("advice", ())]
         self._advice_item = re.compile(engine["advice_item"]) if engine.get("advice_item") else None
         self.envelopes = [re.compile(each) for each in engine.get("envelope", ())]
+        self._places_of_prefixes = _remembered(self._find_prefixes, engine.get("prefix", ()))
+        self._place_of_rank = _remembered(self._find_rank, engine.get("rank", ()))
         self._benign = _Needed(engine.get("benign", ()))
         self._quiet = _Needed(engine.get("quiet", ()))
         self._idle = _Needed(engine.get("idle", ()))
@@ -202,32 +229,40 @@ class Rules:
     ) -> None:
         needs = needed_text(pattern)
         shape = None if needs is None else shape_of(needs)
-        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature))
+        is_bar = kind in (PHASE, PERCENT) and is_alike(pattern)
+        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature, is_bar))
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
-        found: List[Prefix] = []
+        return [Prefix(start, end, text[begin:stop]) for start, end, begin, stop in self._places_of_prefixes(text)]
+
+    def _find_prefixes(self, text: str) -> List[Tuple[int, int, int, int]]:
+        """Where each begins and ends, and where in it who speaks is named."""
+        found: List[Tuple[int, int, int, int]] = []
         for needs, pattern in self._prefixes:
             if needs is not None and needs.decode("utf-8") not in text:
                 continue
-            found += [
-                Prefix(match.start(), match.end(), match.groupdict().get("who") or "")
-                for match in pattern.finditer(text)
-                if match.end() > match.start()
-            ]
-        found.sort(key=lambda each: (each.start, -each.end))
-        kept: List[Prefix] = []
+            for match in pattern.finditer(text):
+                if match.end() > match.start():
+                    who = match.span("who") if match.groupdict().get("who") else (0, 0)
+                    found.append((*match.span(), *who))
+        found.sort(key=lambda each: (each[0], -each[1]))
+        kept: List[Tuple[int, int, int, int]] = []
         for each in found:
-            if not kept or each.start >= kept[-1].end:
+            if not kept or each[0] >= kept[-1][1]:
                 kept.append(each)
         return kept
 
     def rank_in(self, text: str) -> Optional[int]:
+        start, end = self._place_of_rank(text)
+        return int(text[start:end][:9]) if end else None
+
+    def _find_rank(self, text: str) -> Tuple[int, int]:
         for pattern in self._ranks:
             match = pattern.search(text)
             if match:
-                return int(match.group("rank")[:9])
-        return None
+                return match.span("rank")
+        return 0, 0
 
     def is_error(self, body: str) -> bool:
         return any(pattern.search(body) for pattern in self._errors)
@@ -282,16 +317,56 @@ class _Needed:
     """Patterns of which any may match; each is tried only where the text that it needs occurs."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._patterns = []
-        for pattern in patterns:
-            needs = needed_text(pattern)
-            self._patterns.append((None if needs is None else needs.decode("utf-8"), re.compile(pattern)))
+        patterns = list(patterns)
+        self._counting = [_needed(each) for each in patterns if not is_alike(each)]
+        alike = [_needed(each) for each in patterns if is_alike(each)]
+        self._is_alike = _Remembered(lambda text: _any_in(alike, text))
 
     def any_in(self, text: str) -> bool:
-        for needs, regex in self._patterns:  # noqa: SIM110 (asked of every line read closely: a generator costs twice)
-            if (needs is None or needs in text) and regex.search(text):
-                return True
-        return False
+        return self._is_alike(text) or _any_in(self._counting, text)
+
+
+def _needed(pattern: str) -> Tuple[Optional[str], Pattern[str]]:
+    needs = needed_text(pattern)
+    return None if needs is None else needs.decode("utf-8"), re.compile(pattern)
+
+
+def _any_in(patterns: List[Tuple[Optional[str], Pattern[str]]], text: str) -> bool:
+    for needs, regex in patterns:  # noqa: SIM110 (asked of every line read closely: a generator costs twice)
+        if (needs is None or needs in text) and regex.search(text):
+            return True
+    return False
+
+
+class _Remembered(Generic[Answer]):
+    """A question whose answer is the same for texts that differ in their digits, not in the number of them.
+
+    A flood repeats a few lines with other numbers in them: each is asked once. Bounded.
+    """
+
+    def __init__(self, ask: Callable[[str], Answer]) -> None:
+        self._ask = ask
+        self._known: Dict[bytes, Answer] = {}
+
+    def __call__(self, text: str) -> Answer:
+        if len(text) > ALIKE_CHARACTERS:
+            return self._ask(text)
+        key = without_numbers(text.encode("utf-8", "surrogatepass"))
+        if key not in self._known:
+            if len(self._known) >= MOST_ALIKE:
+                self._known.clear()
+            self._known[key] = self._ask(text)
+        return self._known[key]
+
+
+def _remembered(ask: Callable[[str], Answer], patterns: Iterable[str]) -> Callable[[str], Answer]:
+    """``ask``, remembered if all digits are alike to the ``patterns`` that answer it."""
+    return _Remembered(ask) if all(map(is_alike, patterns)) else ask
+
+
+def is_alike(pattern: str) -> bool:
+    """Whether all digits are alike to a pattern: it names none, but for how often something stands there."""
+    return not _DIGIT.search(_NAMES_NO_DIGIT.sub("", pattern))
 
 
 def needed_text(pattern: str) -> Optional[bytes]:
@@ -377,6 +452,11 @@ def outside_quotes(text: str, places: Iterable[int]) -> Iterator[int]:
             quote = next(quotes, None)
         if quote is None or place <= quote.start():
             yield place
+
+
+def without_numbers(text: bytes) -> bytes:
+    """The text with each digit as 0: where the digits stand, not which they are."""
+    return text.translate(_ALIKE)
 
 
 def shape_of(text: bytes) -> bytes:

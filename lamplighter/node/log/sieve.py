@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Callable, Deque, List, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Tuple
 
 from lamplighter.node.log.rules import Interest, Rules, shape_of
 
@@ -21,43 +21,41 @@ def plain(raw: bytes) -> bytes:
 
 
 class Sieve:
-    """Which patterns can match in a region of bytes at all, by the plain text that each needs.
+    """Which patterns can match in a piece at all, by the plain text that each needs.
 
-    Lines that differ in digits alone have one *shape*; shapes in which nothing can match are remembered, so that a
-    flood of such lines costs next to nothing. ``stage`` tells when other patterns are wanted than before.
+    Lines that differ in digits alone have one *shape*, for which the answer is remembered, so that a flood of such
+    lines costs next to nothing.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._stage: Optional[Tuple[object, ...]] = None
-        self._wanted: List[Interest] = []
-        self._dull: Set[bytes] = set()
+        self._known: Dict[bytes, Tuple[Interest, ...]] = {}
 
-    def interests(
-        self, region: bytes, stage: Tuple[object, ...], is_wanted: Callable[[Interest], bool]
-    ) -> List[Interest]:
-        if stage != self._stage:
-            self._stage = stage
-            self._dull.clear()
-            self._wanted = [each for each in self._rules.interests if is_wanted(each)]
+    def is_worth_reading(self, region: bytes, is_wanted: Callable[[Interest], bool]) -> bool:
+        """Whether any piece of a region may match a pattern that is wanted."""
         shapes = set(shape_of(plain(region)).replace(b"\r", b"\n").split(b"\n"))
-        fresh = shapes - self._dull
-        text = b"\n".join(fresh)
-        found = [each for each in self._wanted if each.shape is None or each.shape in text]
-        if len(self._dull) > MOST_SHAPES:
-            self._dull.clear()
-        for shape in fresh:
-            if len(shape) < TEXT_CHARACTERS and not any(each.shape is None or each.shape in shape for each in found):
-                self._dull.add(shape)
-        return found
+        if max(map(len, shapes)) >= TEXT_CHARACTERS:
+            return True
+        if len(self._known) > MOST_SHAPES:
+            self._known.clear()
+        fresh = [each for each in shapes if each not in self._known]
+        if fresh:
+            text = b"\n".join(fresh)
+            found = [each for each in self._rules.interests if each.shape is None or each.shape in text]
+            for shape in fresh:
+                self._known[shape] = tuple([each for each in found if each.shape is None or each.shape in shape])
+        return any(is_wanted(each) for shape in shapes for each in self._known[shape])
 
-    def is_dull(self, clean: bytes) -> bool:
-        """Whether nothing can match in a piece that was part of such a region."""
-        return shape_of(clean) in self._dull
+    def interests(self, clean: bytes) -> List[Interest]:
+        """The patterns that can match in a piece without colours."""
+        possible: Iterable[Interest] = self._rules.interests
+        if len(clean) < TEXT_CHARACTERS:
+            possible = self._known.get(shape_of(clean), possible)
+        return [each for each in possible if each.needs is None or each.needs in clean]
 
     @property
     def size(self) -> int:
-        return sum(map(len, self._dull))
+        return sum(map(len, self._known))
 
 
 class Tail:

@@ -40,6 +40,7 @@ from lamplighter.node.log.rules import (
     Interest,
     Rules,
     outside_quotes,
+    without_numbers,
 )
 from lamplighter.node.log.rules import HEAD as HEAD_LINE
 from lamplighter.node.log.segments import Segment, cut
@@ -206,7 +207,7 @@ class LogWatch:
         if self._partial or self._continued:
             rest = bytes(self._partial)
             self._partial.clear()
-            self._piece(rest, self._interests(rest), b"")
+            self._piece(rest, b"")
             self._continued = False
         for block in self._start.tracebacks.unended():
             self._add_pending(block, "")
@@ -229,37 +230,46 @@ class LogWatch:
         while len(buffer) > WINDOW_BYTES:
             window = bytes(buffer[:WINDOW_BYTES])
             del buffer[: WINDOW_BYTES - OVERLAP_BYTES]
-            self._piece(window, self._interests(window), None)
+            self._piece(window, None)
             self._continued = True
 
     def _region(self, region: bytes) -> None:
         """Read whole pieces. Where no pattern's plain text occurs and no traceback is open, only the tail matters."""
-        interests = self._interests(region)
-        if not interests and not self._start.tracebacks.closely and not self._continued:
+        is_worth = self._sieve.is_worth_reading(region, self._is_wanted)
+        if not is_worth and not self._start.tracebacks.closely and not self._continued:
             self._skim(region)
             return
         lines = region.split(b"\n")
-        stage = self._stage
         for number, line in enumerate(lines):
-            if self._stage != stage:
-                interests = self._interests(b"\n".join(lines[number:]))  # others are wanted now
-                stage = self._stage
             is_last = number == len(lines) - 1
             pieces = line.split(b"\r")
             for index, piece in enumerate(pieces):
-                if index < len(pieces) - 1:
-                    self._whole(piece, interests, b"\r")
+                if index < len(pieces) - 1 and self._is_said_again(piece, pieces[index + 1]):
+                    self._tail.remember(plain(piece), b"\r", self._line)
+                    self._order += 1
+                elif index < len(pieces) - 1:
+                    self._whole(piece, b"\r")
                 elif not is_last:
-                    self._whole(piece, interests, b"\n")
+                    self._whole(piece, b"\n")
             if not is_last:
                 self._line += 1
 
-    def _whole(self, piece: bytes, interests: List[Interest], end: bytes) -> None:
+    def _is_said_again(self, piece: bytes, following: bytes) -> bool:
+        """Whether the next state of a progress bar says all that this one does, with other numbers."""
+        if self._start.tracebacks.closely or self._continued or without_numbers(piece) != without_numbers(following):
+            return False
+        clean = plain(piece)
+        if not all(each.is_bar for each in self._interests(clean)):
+            return False
+        text = clean.decode("utf-8", "replace")
+        return self._rules.rank_in(text) is None and not self._rules.prefixes_in(text)
+
+    def _whole(self, piece: bytes, end: bytes) -> None:
         while len(piece) > WINDOW_BYTES:
-            self._piece(piece[:WINDOW_BYTES], interests, None)
+            self._piece(piece[:WINDOW_BYTES], None)
             piece = piece[WINDOW_BYTES - OVERLAP_BYTES :]
             self._continued = True
-        self._piece(piece, interests, end)
+        self._piece(piece, end)
         self._continued = False
 
     def _skim(self, region: bytes) -> None:
@@ -276,15 +286,8 @@ class LogWatch:
                 elif number < len(recent) - 1:
                     self._tail.remember(plain(piece), b"\n", first + number)
 
-    def _interests(self, region: bytes) -> List[Interest]:
-        return self._sieve.interests(region, self._stage, self._is_wanted)
-
-    @property
-    def _stage(self) -> Tuple[object, ...]:
-        """Other patterns are wanted when any of this has changed, at whatever place the log was cut into regions."""
-        start = self._start
-        told = len(start.warnings) + len(start.measures)
-        return (start.is_ready, self._is_doubted, start.is_early, told, self._starts, self.version is None)
+    def _interests(self, clean: bytes) -> List[Interest]:
+        return [each for each in self._sieve.interests(clean) if self._is_wanted(each)]
 
     def _is_wanted(self, interest: Interest) -> bool:
         start = self._start
@@ -318,7 +321,7 @@ class LogWatch:
 
     # -- one piece
 
-    def _piece(self, raw: bytes, interests: List[Interest], end: Optional[bytes]) -> None:
+    def _piece(self, raw: bytes, end: Optional[bytes]) -> None:
         clean = plain(raw)
         if end is not None and not self._continued:
             self._tail.remember(clean, end, self._line)
@@ -328,9 +331,7 @@ class LogWatch:
         if self._continued and start.is_ready:
             return  # so long a line is what a client sent, and where its quotes began was read before
         self._order += 1
-        if not start.tracebacks.closely and self._sieve.is_dull(clean):
-            return
-        hits = [each for each in interests if each.needs is None or each.needs in clean]
+        hits = self._interests(clean)
         if start.tracebacks.closely:
             start.tracebacks.closely -= 1
         elif not hits:
@@ -356,7 +357,7 @@ class LogWatch:
             return
         if any(self._begins(segment, each) for each in hits):
             self._begin_another(segment)
-            hits = [each for each in self._rules.interests if self._is_wanted(each)]
+            hits = self._interests(segment.text.encode())
         by_kind: Dict[int, List[Interest]] = collections.defaultdict(list)
         for each in hits:
             by_kind[each.kind].append(each)
