@@ -46,7 +46,7 @@ def watched_command_lines() -> Iterator[set[str]]:
     done = threading.Event()
 
     def look() -> None:
-        while not done.is_set():
+        while not done.wait(0.02):  # what is watched needs the processor, too
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
                     words = path.read_bytes().decode("utf-8", "replace").replace("\0", " ")
@@ -124,4 +124,5 @@ def test_without_its_variable_a_token_refuses_the_deploy(box: Box, monkeypatch: 
     done = box.deploy()
     assert done.code == Exit.USAGE, done
     assert "the environment variable HF_TOKEN is not set" in done.stdout
+    assert done.report["hosts"] == {}  # nobody was asked anything
     assert box.run("status").code == Exit.OK  # what needs no token works without it
