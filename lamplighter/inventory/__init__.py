@@ -9,7 +9,7 @@ from lamplighter.inventory.schema import (
     Stale,
     Timeouts,
 )
-from lamplighter.inventory.secrets import SecretWord, resolve_secrets, secret_words
+from lamplighter.inventory.secrets import SecretWord, require_secrets, resolve_secrets, secret_words
 from lamplighter.inventory.values import Origin, SecretRef
 from lamplighter.inventory.vault import Vault, password_sources
 
@@ -28,6 +28,7 @@ __all__ = [
     "Vault",
     "load_inventory",
     "password_sources",
+    "require_secrets",
     "resolve_secrets",
     "secret_words",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lamplighter.inventory.values import Problems, Value, did_you_mean
+from lamplighter.inventory.values import EMPTY, Problems, Value, did_you_mean
 
 #: The name that counts for us, and all that Ansible knows it by: of several that are set the last one wins.
 _ALIASES = {
@@ -80,6 +80,13 @@ class Translated:
     ssh_options: tuple[tuple[str, str], ...]
 
 
+def has_servers(variables: Mapping[str, Value]) -> bool:
+    """Whether a host with these variables wants a server: to others nobody logs in."""
+    servers = variables.get("servers", EMPTY)
+    wanted = servers.entries
+    return servers.data is not None if wanted is None else any(each.data is not None for each in wanted.values())
+
+
 def translate(variables: Mapping[str, Value], defaults: Mapping[str, Value], problems: Problems) -> Translated:
     """The variables of a host that count for a connection; ``defaults`` are those that no inventory has said."""
     return _Translation(variables, defaults, problems).done()
@@ -94,8 +101,7 @@ class _Translation:
             for name, value in variables.items()
             if value.data is not None and (name not in defaults or value.origin != defaults[name].origin)
         }
-        servers = variables.get("servers")
-        self.is_ours = any(each.data is not None for each in ((servers.entries if servers else None) or {}).values())
+        self.is_ours = has_servers(variables)
 
     def done(self) -> Translated:
         found: dict[str, Value] = {}

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory.connection import translate
+from lamplighter.inventory.connection import has_servers, translate
 from lamplighter.inventory.groups import BUILT_IN, Tree
 from lamplighter.inventory.names import PLACE
 from lamplighter.inventory.patterns import Patterns
@@ -188,28 +188,26 @@ class Inventory:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
         found = Problems()
         filled = self._scopes.filled(name, OURS, found)
-        if len(found):  # what could not be filled in would only be told twice
-            problems.take(found)
-            return None
-        merged = self._under_servers(filled)
-        self._check_thresholds(merged, problems)
-        defaults = self._defaults.get("node", EMPTY).entries or {}
-        said = translate(merged.entries or {}, defaults, found)
-        is_strict = said.variables.get("lint", EMPTY).data == "strict"
+        host = None if len(found) else self._checked(name, self._under_servers(filled), found)
         problems.take(found)
-        if is_strict:
-            for lint in found.warnings:
-                problems.add(lint.origin, f"{lint.variable}: {lint.message} (lint: strict)")
-        servers = strip((merged.entries or {})["servers"]) if "servers" in (merged.entries or {}) else EMPTY
-        checked = check_host(name, replace(merged, data=said.variables), problems)
+        return None if host is None else replace(host, warnings=found.warnings)
+
+    def _checked(self, name: str, merged: Value, problems: Problems) -> Host | None:
+        """The host of these variables, or None after a problem that leaves none."""
+        variables = merged.entries or {}
+        self._check_thresholds(merged, problems)
+        said = translate(variables, self._defaults.get("node", EMPTY).entries or {}, problems)
+        is_idle = not has_servers(variables)
+        reached = check_host(name, replace(merged, data=said.variables), problems, is_idle=is_idle)
+        servers = strip(variables["servers"]) if "servers" in variables else EMPTY
         wanted = self._servers(servers, problems)
         if wanted and "ansible_host" not in said.variables and not PLACE.fullmatch(name):
             problems.add(self._tree.origins[name], f"{name} is no address that can be reached: say ansible_host")
+        _refuse_warnings(said.variables, problems)
+        if reached is None or wanted is None:
             return None
-        if checked is None or wanted is None:
-            return None
-        connection, root, lab = checked
-        variables = Value({**said.variables, **({"servers": servers} if servers is not EMPTY else {})}, merged.origin)
+        connection, root, lab = reached
+        shown = Value({**said.variables, **({"servers": servers} if servers is not EMPTY else {})}, merged.origin)
         return Host(
             name,
             self._tree.groups_of(name),
@@ -217,15 +215,13 @@ class Inventory:
             root,
             lab,
             wanted,
-            MappingProxyType(
-                {
-                    "connection.host": self._tree.origins[name],  # its name is its address, unless it says another
-                    **{path: value.origin for path, value in walk(variables)},
-                }
-            ),
-            MappingProxyType({path: value.sealed for path, value in walk(variables) if value.sealed}),
-            found.warnings,
+            self._origins(name, shown),
+            MappingProxyType({path: value.sealed for path, value in walk(shown) if value.sealed}),
         )
+
+    def _origins(self, name: str, variables: Value) -> Mapping[str, Origin]:
+        its_own_name = {"connection.host": self._tree.origins[name]}  # is its address, unless it says another
+        return MappingProxyType(its_own_name | {path: value.origin for path, value in walk(variables)})
 
     def _layers(self, name: str, problems: Problems) -> Iterator[Value]:
         groups = self._tree.groups_of(name)
@@ -297,6 +293,13 @@ class Inventory:
             engine.origin,
             f"servers.{name}.engine: there is no {shown_path(self._roles / engine.data / 'engine.yml')}{hint}",
         )
+
+
+def _refuse_warnings(variables: Mapping[str, Value], problems: Problems) -> None:
+    """What only looks wrong is an error where the host says ``lint: strict``."""
+    if variables.get("lint", EMPTY).data == "strict":
+        for lint in problems.warnings:
+            problems.add(lint.origin, f"{lint.variable}: {lint.message} (lint: strict)")
 
 
 def _entry(value: Value, key: str) -> Value:

@@ -117,7 +117,8 @@ def _pieces_of(pattern: str) -> list[str]:
     path = Path(pattern[1:])
     try:
         if not path.is_file():
-            raise UsageError(f"{pattern}: there is no such file", next_step="write a host, group or pattern a line")
+            what = "that is no regular file" if path.exists() else "there is no such file"
+            raise UsageError(f"{pattern}: {what}", next_step="a file has one host, group or pattern a line")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"

@@ -368,6 +368,8 @@ CONNECTION = {
     "connect_timeout": "connect_timeout",
     "ssh_options": "ansible_ssh_common_args",
 }
+#: Text that a login alone needs.
+_FOR_LOGIN = ("ansible_host", "ansible_user", "ansible_ssh_private_key_file")
 #: The variables that are ours: what templates in others come to is nothing to us.
 OURS = READ | {"servers"}
 
@@ -389,16 +391,22 @@ class ConnectionSpec:
     """Lines of ssh_config for this login alone, before those of the files: keyword in lower case, and value."""
 
 
-def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionSpec, str | None, str | None] | None:
-    """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem."""
+def check_host(
+    name: str, value: Value, problems: Problems, *, is_idle: bool
+) -> tuple[ConnectionSpec, str | None, str | None] | None:
+    """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem.
+
+    Nobody logs in to a host that ``is_idle``: text that cannot be an address or a user is a warning there.
+    """
+    value, placeholders = _without_placeholders(value, problems) if is_idle else (value, {})
     found = _validate(HostVariables, value, "", problems)
     if found is None:
         return None
     spec = ConnectionSpec(
-        host=found.ansible_host or name,
+        host=placeholders.get("ansible_host", found.ansible_host or name),
         port=found.ansible_port,
-        user=found.ansible_user,
-        key_file=found.ansible_ssh_private_key_file,
+        user=placeholders.get("ansible_user", found.ansible_user),
+        key_file=placeholders.get("ansible_ssh_private_key_file", found.ansible_ssh_private_key_file),
         python=found.ansible_python_interpreter,
         become=found.become,
         host_key_checking=found.host_key_checking,
@@ -406,6 +414,24 @@ def check_host(name: str, value: Value, problems: Problems) -> tuple[ConnectionS
         connect_timeout=found.connect_timeout,
     )
     return spec, found.root, found.lab
+
+
+def _without_placeholders(value: Value, problems: Problems) -> tuple[Value, dict[str, str]]:
+    """The variables without text such as ``<your address>`` where only a login needs it, and that text.
+
+    What begins with a dash, or holds what nobody sees, is no placeholder.
+    """
+    kept, placeholders = dict(value.entries or {}), dict[str, str]()
+    for variable in _FOR_LOGIN:
+        text = kept[variable].data if variable in kept else None
+        if not isinstance(text, str) or text.startswith("-") or not text.isprintable():
+            continue
+        doubts = Problems()
+        if _validate(HostVariables, replace(value, data={variable: kept[variable]}), "", doubts) is None:
+            problems.take_as_warnings(doubts, "placeholder", variable)
+            placeholders[variable] = text
+            del kept[variable]
+    return replace(value, data=kept), placeholders
 
 
 def check_server(name: str, value: Value, problems: Problems) -> Server | None:

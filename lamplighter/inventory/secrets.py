@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -134,13 +134,25 @@ def resolve_secrets(server: Server) -> dict[str, str]:
     without any value.
     """
     problems = Problems()
-    named = {name: (f"secrets.{name}", secret) for name, secret in server.secrets.items()}
-    named |= {word.variable: (word.path, word.secret) for word in secret_words(server)}
-    values = {
-        name: _resolved(secret, f"servers.{server.name}.{path}", problems) for name, (path, secret) in named.items()
-    }
+    values = _resolved_secrets(server, problems)
     problems.raise_if_any()
     return values
+
+
+def require_secrets(servers: Iterable[Server]) -> None:
+    """See that every secret of these servers can be had. Raises as ``resolve_secrets`` does, for all at once."""
+    problems = Problems()
+    for server in servers:
+        _resolved_secrets(server, problems)
+    problems.raise_if_any()
+
+
+def _resolved_secrets(server: Server, problems: Problems) -> dict[str, str]:
+    named = {name: (f"secrets.{name}", secret) for name, secret in server.secrets.items()}
+    named |= {word.variable: (word.path, word.secret) for word in secret_words(server)}
+    return {
+        name: _resolved(secret, f"servers.{server.name}.{path}", problems) for name, (path, secret) in named.items()
+    }
 
 
 def _resolved(secret: Secret, path: str, problems: Problems) -> str:

@@ -41,6 +41,7 @@ from lamplighter.paths import at_home
 
 _MARKS = ("{{", "{%", "{#")
 _SCOPE = "\0scope"
+_TOO_LARGE = "the template comes to more than the memory of this machine holds"
 _NO_TEMPLATE = " (!unsafe makes it mere text)"
 
 
@@ -142,11 +143,10 @@ class Templates:
         if not self._is_open(value):
             return value
         try:
-            filled = self._fill(scope, path, value)
+            return self._as_value(self._fill(scope, path, value), scope, path, value, problems)
         except TemplateFault as fault:
             problems.add(value.origin, f"{'.'.join(path)}: {fault}")
             return replace(value, data=None)
-        return self._as_value(filled, scope, path, value, problems)
 
     @staticmethod
     def _is_open(value: Value) -> bool:
@@ -169,8 +169,15 @@ class Templates:
         try:
             return _value(filters.realized(filled.data), source, filled.taint)
         except TypeError as error:
-            problems.add(source.origin, f"{'.'.join(path)}: {error}")
-            return replace(source, data=None)
+            raise TemplateFault(str(error)) from None
+        except UndefinedError as error:
+            raise TemplateFault(f"{error.message}{_NO_TEMPLATE}") from None
+        except SecretMissing as lacking:
+            return replace(source, data=FilledSecret(_reference(source), "", source.origin, lacking))
+        except RecursionError:
+            raise TemplateFault("the template comes to something that holds itself") from None
+        except MemoryError:
+            raise TemplateFault(_TOO_LARGE) from None
 
     # -- what templates ask for
 
@@ -248,6 +255,8 @@ class Templates:
                 raise TemplateFault(f"no template: {error.message}{_NO_TEMPLATE}") from None
             except RecursionError:
                 raise TemplateFault("templates stand in each other too deeply") from None
+            except MemoryError:
+                raise TemplateFault(_TOO_LARGE) from None
             except SecurityError as error:
                 raise TemplateFault(f"not allowed in a template: {error.message}") from None
             except (

@@ -24,7 +24,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable, UsageError
-from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources
+from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
@@ -236,6 +236,7 @@ def run(
         server,
         lambda session, one, listen: session.run(verb, one, listen, wait=patience, **options),
         afterwards,
+        sends_secrets=verb == "deploy",
     )
 
 
@@ -245,10 +246,13 @@ def act(
     server: str | None,
     deed: Deed,
     afterwards: Afterwards | None = None,
+    *,
+    sends_secrets: bool = False,
 ) -> NoReturn:
     """Do ``deed`` to every chosen server and leave with the exit code of the report.
 
-    ``afterwards`` is the verification.
+    ``afterwards`` is the verification. A deed that ``sends_secrets`` is refused before the first host is reached where
+    one of them cannot be had.
     """
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
@@ -261,6 +265,8 @@ def act(
     try:
         with _signals(last=True):
             chosen = choose(settings, patterns, server)
+            if sends_secrets:
+                require_secrets(server for _, servers in chosen for server in servers)
             for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
     except Interrupted as interrupted:

@@ -36,7 +36,7 @@ def print_difference(settings: Settings, patterns: Sequence[str]) -> None:
         names = list(dict.fromkeys(inventory.select(patterns))) if patterns else []
         if len(names) != 2:
             raise UsageError(
-                f"that is {len(names)} hosts, and two are compared", next_step="./inv config --host A --diff B"
+                f"two hosts are compared, and {len(names)} named", next_step="./inv config --host A --diff B"
             )
         one, other = (host.to_json() for host in inventory.resolve(names))
         found = differences(one, other)

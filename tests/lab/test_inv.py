@@ -39,6 +39,16 @@ def test_a_signal_while_it_imports_ends_it_without_a_word(number: signal.Signals
     assert (command.returncode, said) == (-number, "")  # which a shell tells as 130 and 143
 
 
+@pytest.mark.parametrize("words", [["--list"], ["--help"], ["deploy", "--help"]])
+def test_who_reads_no_further_sees_no_traceback(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(PROJECT / "inv"), *words]
+    done = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 #: Tells which files the first descriptors are when a module is imported.
 TELL = """
 import os, sys

@@ -15,6 +15,7 @@ import pytest
 from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import ContactLost, Unreachable, UsageError
+from lamplighter.inventory.values import Origin, SecretRef
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.run import command, drift
@@ -390,6 +391,24 @@ def test_a_value_of_wait_that_is_none_ends_with_the_report(hosts: Hosts, capsys:
         command.run(QUIET, ["all"], None, "deploy", "foo")
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
     assert (told["exit_code"], told["error"]["message"]) == (2, "'foo' is no duration")
+
+
+def test_a_deploy_without_a_secret_of_one_server_reaches_no_host(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    monkeypatch.setattr(command, "open_session", lambda *_: pytest.fail("a host was reached"))
+    for name, secrets in {"a": {}, "b": {"T": "env:NO_SUCH"}, "c": {"T": "file:/no/such"}}.items():
+        found = {key: SecretRef(*said.split(":"), Origin(f"{name}.yml", 3)) for key, said in secrets.items()}
+        server = SimpleNamespace(name="s", secrets=found, args={}, extra_args=())
+        hosts.chosen.append((SimpleNamespace(name=name), [server]))
+    with pytest.raises(Leave):
+        command.run(QUIET, ["all"], None, "deploy", "0")
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
+    assert told["exit_code"] == 2
+    first, second = told["error"]["message"].splitlines()
+    assert first.startswith("b.yml:3: servers.s.secrets.T: !secret env:NO_SUCH")
+    assert second.startswith("c.yml:3: servers.s.secrets.T: !secret file:/no/such")
 
 
 # -- a terminal that is closed

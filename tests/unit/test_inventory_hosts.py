@@ -151,8 +151,12 @@ def test_patterns_may_stand_in_a_file(tmp_path: Path) -> None:
     assert inventory.select(["gpu1", "@some"]) == ["gpu1", "gpu4", "lonely"]
     Path("fifo").unlink(missing_ok=True)
     os.mkfifo("fifo")
-    for name in ("absent", "fifo", str(tmp_path)):
-        with pytest.raises(UsageError, match=f"^@{name}: there is no such file"):
+    for name, what in {
+        "absent": "there is no such file",
+        "fifo": "that is no reg",
+        str(tmp_path): "that is no reg",
+    }.items():
+        with pytest.raises(UsageError, match=f"^@{name}: {what}"):
             inventory.select([f"@{name}"])
     Path("empty").touch()
     with pytest.raises(UsageError, match="no host was named"):

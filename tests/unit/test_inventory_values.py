@@ -127,15 +127,27 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
         ("{{ ().__class__ }}", "unsafe"),
         ("{{ lookup('pipe', 'touch ran') }}", "only env, file, vars"),
         ("{{ 'x' + 1 }}", "TypeError"),
+        ("{{ [vars_of_ring] }}", "templates in a circle: "),
+        ("{{ {'a': [inner]} }}", "inner.b (inventory/host_vars/gpu1.yml:5) needs it: 'nope' is undefined"),
+        ("{{ 'a' * 9 ** 19 }}", "more than the memory of this machine holds"),
+        ("{{ '{:>9999999999999999}'.format(5) }}", "more than the memory of this machine holds"),
     ],
 )
 def test_what_cannot_be_filled_in_is_an_error_with_its_place(template: str, said: str) -> None:
     variables = "needs_nope: '{{ nope }}'\nring: '{{ gnir }}'\ngnir: '{{ ring }}'\n"
+    variables += "vars_of_ring: {x: '{{ ring }}'}\ninner: {b: '{{ nope }}'}\n"
     text = refusal(variables, f"    args: {{x: {template!r}}}\n")
     assert text.startswith("inventory/host_vars/gpu1.yml:")
     assert "servers.s.args.x: " in text
     assert said in text
     assert not os.path.exists("ran")
+
+
+@pytest.mark.parametrize("template", ["{{ hostvars }}", "{{ hostvars.gpu1 }}", "{{ [hostvars['gpu1'].servers] }}"])
+def test_a_template_that_holds_itself_is_an_error_with_its_place(template: str) -> None:
+    text = refusal("", f'    env: {{A: "{template}"}}\n')
+    assert text.startswith("inventory/host_vars/gpu1.yml:")
+    assert "servers.s.env.A: " in text
 
 
 def test_broken_templates_of_other_variables_and_hosts_stop_nobody() -> None:
