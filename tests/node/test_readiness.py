@@ -542,7 +542,7 @@ def test_one_that_listens_where_it_is_not_asked_is_told(start: Start, asked: str
     start.watch(host=asked)
     start.do(f"serve({start.port}, {bound!r})")
     found = start.failed("bound_elsewhere")
-    assert f"nobody answers at {asked} port {start.port}" in found.message
+    assert f"nothing answers at {asked} port {start.port}" in found.message
     assert f"it listens on {bound} port {start.port}" in found.message
 
 
