@@ -69,7 +69,7 @@ class Run:
             directory.journal,
             directory.ballast,
             {"host": request["host"], "server": self.plan.name, "run": directory.run_id},
-            hide=lambda value: self.confidential.hide(value),
+            hide=self._hide,
         )
         self.locks: list[lock.Lock] = []
         self.uuids: tuple[str, ...] = ()
@@ -99,6 +99,9 @@ class Run:
     def learn_secrets(self) -> None:
         """Hide from now on what the releases of this server hold secret by now, too."""
         self.confidential = confidential.of_homes([self.home], self.request)
+
+    def _hide(self, value: Any) -> Any:
+        return self.confidential.hide(value)
 
     def emit(self, event: events.Event) -> None:
         self.journal.write({"stage": self._stage, **event})

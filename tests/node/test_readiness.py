@@ -319,6 +319,8 @@ def test_where_the_key_comes_from(start: Start, tmp_path: Path) -> None:
     assert find_api_key(start.plan(), ENGINE, release) is None
     assert find_api_key(start.plan(argv=["z", "--api-key", "one"]), ENGINE, release) == "one"
     assert find_api_key(start.plan(argv=["z", "--api-key=two"]), ENGINE, None) == "two"
+    for last in (["--api-key", "two"], ["--api-key=two"], ["--api_key", "two"]):  # the last one holds
+        assert find_api_key(start.plan(argv=["z", "--api-key", "one", *last]), ENGINE, None) == "two"
     env = {"ZEBRA_KEY": {"value": "three", "mode": "default"}}
     assert find_api_key(start.plan(env=env), ENGINE, release) == "three"
     (tmp_path / "env").write_text("export A='x y'\nexport ZEBRA_KEY='fo\"ur'\n")
