@@ -255,7 +255,7 @@ class Inventory:
     def _check_thresholds(self, merged: Value, problems: Problems) -> None:
         servers = (merged.entries or {}).get("servers", EMPTY)
         for name, server in (servers.entries or {}).items():
-            if server.data is None:  # the host does not want it
+            if server.entries is None:  # the host does not want it; what else is no mapping is told by its own check
                 continue
             defaults = (self._below(server).entries or {}).get("checks", EMPTY)
             checks = (server.entries or {}).get("checks", EMPTY)

@@ -311,5 +311,5 @@ def _tell_damage(run: Run, target: ReleaseDirectory) -> None:
     if current is not None and damage:
         run.warn(
             f"release {current.name} is damaged ({damage[0]}): {target.name}, the newest good one, is started instead",
-            f"`{run.invocation('deploy')}` of what made it writes it anew",
+            f"`{run.invocation('deploy')}` of what made it writes it again",
         )

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, BinaryIO, Callable, Iterator, Optional
 
 from lamplighter.node import events
 
@@ -89,28 +89,34 @@ class Journal:
 
 
 class Reader:
-    """Follows a journal: each call of ``new`` returns the complete events that were appended since the last one."""
+    """Follows a journal: each call of ``new`` returns the complete events that were appended since the last one.
+
+    One that is removed or moved meanwhile is followed on, as its writer goes on with it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._offset = 0
+        self._file: Optional[BinaryIO] = None
         self._rest = b""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield events not yet seen; lines that are no events (torn ones) are passed over."""
         try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            if self._file is None:
+                self._file = open(self._path, "rb")  # noqa: SIM115 - until close()
+            data = self._file.read()
         except OSError:
             return
-        self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
                 if is_event(event):
                     yield event
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def is_event(value: Any) -> bool:
@@ -120,7 +126,8 @@ def is_event(value: Any) -> bool:
 
 def read(path: str) -> list[dict[str, Any]]:
     """Return all events of the journal at ``path``; none when it is missing."""
-    return list(Reader(path).new())
+    with contextlib.closing(Reader(path)) as reader:
+        return list(reader.new())
 
 
 def has_ended(path: str) -> bool:

@@ -215,7 +215,7 @@ def _gpus(
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
         hint = (
             "look for holders outside this PID namespace (containers), or reset the GPU; if it uses that when idle "
-            f"(a desktop, MIG), remove {os.path.normpath(home.baseline)} on the node: it is learned anew"
+            f"(a desktop, MIG), remove {os.path.normpath(home.baseline)} on the node: it is learned again"
         )
         yield Finding("gpu_held", "error", "GPU memory is held, and no process is seen", verdict.reason, hint)
     elif verdict.word == "NO_HOLDERS" and plan.gpus_unified != "accept":

@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, Collection, Mapping, Optional, Tuple
 
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import http, ports, processes
+from lamplighter.node.observe import arguments, http, ports, processes
 from lamplighter.node.observe.ports import Listener
 from lamplighter.node.plan import Plan
 
@@ -40,11 +40,9 @@ def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[Releas
     argv = list(plan.argv)
     for variable, place in plan.argv_secrets.items():
         argv[place] = secrets.get(variable, "")
-    for index, word in enumerate(argv):
-        if flag and word == flag and index + 1 < len(argv):
-            return argv[index + 1] or None
-        if flag and word.startswith(f"{flag}="):
-            return word[len(flag) + 1 :] or None
+    said = arguments.value_of((flag,), argv) if flag else None
+    if said is not None:
+        return said or None
     name = engine.get("api_key_env")
     if not name:
         return None

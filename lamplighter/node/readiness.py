@@ -432,7 +432,7 @@ class _Watch:
             return None
         where = ", ".join(f"{each.address} port {each.port}" for each in places) or "no port"
         wanted = f"{ports.probe_host(self.plan.host)} port {self.plan.port}"
-        message = f"nobody answers at {wanted}, where it is asked: it listens on {where}"
+        message = f"nothing answers at {wanted}, where it is asked: it listens on {where}"
         return self._not_ready(False, message, "bound_elsewhere", f"it listens on {where}")
 
     def _look_at_port(self, now: float, *, anew: bool = False) -> None:

@@ -98,7 +98,11 @@ def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[
     Ends with a ``bye`` line: the control side takes only that as the end of the conversation, since an SSH channel
     also ends when sshd or the wire dies.
     """
-    reader = journal.Reader(run.journal)
+    with contextlib.closing(journal.Reader(run.journal)) as reader:
+        _follow(run, reader, after, worker)
+
+
+def _follow(run: RunDirectory, reader: journal.Reader, after: int, worker: Optional[subprocess.Popen[bytes]]) -> None:
     handle: Optional[processes.Handle] = None
     waiting = select.poll()
     waiting.register(sys.stdout.fileno(), select.POLLERR)
@@ -140,8 +144,10 @@ def _worker_of(run: RunDirectory, worker: Optional[subprocess.Popen[bytes]]) -> 
 
 
 def _last_errors(run: RunDirectory) -> str:
-    try:
-        with open(run.worker_errors, encoding="utf-8", errors="replace") as file:
-            return file.read()[-2000:].strip()
-    except OSError:
-        return ""
+    """Return what the worker said at its death, or why there is no last word of it."""
+    told = ""
+    with contextlib.suppress(OSError), open(run.worker_errors, encoding="utf-8", errors="replace") as file:
+        told = file.read()[-2000:].strip()
+    if told or os.path.exists(run.journal):
+        return told
+    return f"its journal is not there: {run.journal} was removed, or never begun; how the run ended is not known"

@@ -78,7 +78,7 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
     elif record.get("ready"):
         trouble, note = standing.trouble_of(home, seconds), ""
     else:
-        trouble, note = _first_answer(home, record, seconds), "its start was given up before it had answered"
+        trouble, note = first_answer(home, record, seconds), "its start was given up before it had answered"
     if trouble is None:
         return Serving(told, who, note, is_alive=True)
     stuck = [why for each in standing.members_of(record) if (why := processes.why_unkillable(each))]
@@ -86,7 +86,7 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
     return Serving(None, who, f"{who} (pid {main.pid}) is alive, but {trouble}{because}", is_alive=True)
 
 
-def _first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) -> Optional[str]:
+def first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) -> Optional[str]:
     """Ask a server that has never been ready for a token; return why it gave none, None if it did."""
     release = home.release(record["release"])
     stored = release.read_plan()

@@ -89,7 +89,7 @@ def write_down(run: Run) -> None:
             },
         )
     except Exception as error:
-        run.warn(f"drift will not be told: {type(error).__name__}: {error}", "deploy again once that is mended")
+        run.warn(f"drift will not be told: {type(error).__name__}: {error}", "deploy again once that is fixed")
 
 
 def _crew(engine: Mapping[str, Any], members: Sequence[Process], workers: Collection[int]) -> List[Dict[str, Any]]:

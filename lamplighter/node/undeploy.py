@@ -65,7 +65,7 @@ def take_away(run: Run) -> Optional[str]:
             "something of ours stays outside lamplighter's directory",
             cause="files",
             evidence=evidence,
-            hint="mend what the evidence names, or let lamplighter write there (become: true), then undeploy again",
+            hint="fix what the evidence names, or let lamplighter write there (become: true), then undeploy again",
         ) from error
     for path in given_back:
         run.progress(f"{path} is as it was before {run.plan.name}")

@@ -46,7 +46,7 @@ def _warned(verb: Callable[[Run], None]) -> Callable[[Run], None]:
 
     def warn_and_do(run: Run) -> None:
         for reason in run.request.get("because") or ():
-            run.warn(reason, "mend it before the next deploy")
+            run.warn(reason, "fix it before the next deploy")
         verb(run)
 
     return warn_and_do
@@ -88,7 +88,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     wanted = request.get("wanted") or {}
     seconds = float(request.get("patience") or TOKEN_SECONDS)
     chosen = [homes[name] for name in sorted(homes) if not asked or name in asked]
-    found = [_asked(_status_of(home, request["host"]), home, seconds) for home in chosen]
+    found = [_asked(home, request["host"], seconds) for home in chosen]
     if "wanted" in request:
         found = [
             {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
@@ -135,18 +135,22 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
 
 
 def _lost_record(home: ServerHome, host: str) -> str:
-    """Say that ``server.json`` is missing or damaged, and what mends that; "" where it is as it should be."""
+    """Say that ``server.json`` is missing or damaged, and what repairs that; "" where it is as it should be."""
     if not launcher.is_record_lost(home):
         return ""
     what = "damaged" if os.path.lexists(home.record) else "missing"
-    return f"{home.record} is {what}; `{events.invocation('deploy', host, home.name)}` writes it anew"
+    return f"{home.record} is {what}; `{events.invocation('deploy', host, home.name)}` writes it again"
 
 
-def _asked(found: dict[str, Any], home: ServerHome, seconds: float) -> dict[str, Any]:
-    """Ask a server that seems to serve for a token, and look for its workers: with a hung engine all else answers."""
-    if found["state"] != "serving" or not (launcher.read_record(home) or {}).get("ready"):
+def _asked(home: ServerHome, host: str, seconds: float = TOKEN_SECONDS) -> dict[str, Any]:
+    """Tell how the server stands; one that seems to serve is asked for a token, and its workers are looked for.
+
+    With a hung engine all else answers.
+    """
+    found, record = _status_of(home, host), launcher.read_record(home)
+    if found["state"] != "serving" or record is None:
         return found
-    trouble = standing.trouble_of(home, seconds)
+    trouble = standing.trouble_of(home, seconds) if record.get("ready") else serving.first_answer(home, record, seconds)
     lost = standing.lost_workers(home)
     message = _joined(found["message"], trouble or "", *lost)
     return {**found, "state": "serving" if trouble is None else "unknown", "message": message}
@@ -420,7 +424,7 @@ def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
     release = home.current_release()
     return {
         **check(request, root),
-        "status": _status_of(home, request["host"]),
+        "status": _asked(home, request["host"]),
         "current": None if release is None else _described(release),
         "changed_secrets": _changed_secrets(release, request),
         "drift": standing.find_drift(home, None).to_json(),
@@ -492,7 +496,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
         now.record,
         cause="bad_release",
         evidence=verdict.get("message") or "",
-        hint="mend the cause and change the inventory, or try it again with a deploy without --if-changed",
+        hint="fix the cause and change the inventory, or try it again with a deploy without --if-changed",
         release=digest,
     )
     return Before(end, tuple(reasons))

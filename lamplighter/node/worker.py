@@ -69,7 +69,7 @@ class Run:
             directory.journal,
             directory.ballast,
             {"host": request["host"], "server": self.plan.name, "run": directory.run_id},
-            hide=self.confidential.hide,
+            hide=self._hide,
         )
         self.locks: list[lock.Lock] = []
         self.uuids: tuple[str, ...] = ()
@@ -95,6 +95,13 @@ class Run:
         self._stage = ""
         self.began = directory.began
         self.reserves = _fill_reserves(directory)
+
+    def learn_secrets(self) -> None:
+        """Hide from now on what the releases of this server hold secret by now, too."""
+        self.confidential = confidential.of_homes([self.home], self.request)
+
+    def _hide(self, value: Any) -> Any:
+        return self.confidential.hide(value)
 
     def emit(self, event: events.Event) -> None:
         self.journal.write({"stage": self._stage, **event})
@@ -140,7 +147,7 @@ class Run:
                 touched if self.touched else Exit.REFUSED,
                 f"the node takes no writes: {error}",
                 cause="no_writes",
-                hint="mend the file system (`dmesg` and `df` say what ails it), then deploy again",
+                hint="fix the file system (`dmesg` and `df` say what is wrong with it), then deploy again",
             )
         return StageFailure(
             Exit.INTERNAL,

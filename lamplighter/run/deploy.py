@@ -312,7 +312,7 @@ class HostSession:
                 f"{self.host.name}: no run can keep its journal there",
                 why=bye["refused"],
                 serving=UNTOUCHED,
-                next_step="make room or mend the file system, then run the same command again",
+                next_step="make room or fix the file system, then run the same command again",
             )
         if bye.get("unplanned"):
             raise InventoryError(

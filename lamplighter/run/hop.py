@@ -247,7 +247,7 @@ class Hop:
             )
         if isinstance(error, ConnectionRefusedError):
             return unreachable(
-                f"nobody listens on {host}:{port}",
+                f"nothing listens on {host}:{port}",
                 f"connection refused, twice, {REFUSED_PAUSE:g} s apart",
                 "is sshd running there, and is ansible_port right?",
             )

@@ -124,7 +124,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
                 dict.fromkeys(shlex.join(["ssh-keygen", "-R", self._names[0], "-f", str(line.file)]) for line in lines)
             )
             advice = (
-                f"either the node was installed anew or somebody is listening in: compare with its console "
+                f"either the node was installed again or somebody is listening in: compare with its console "
                 f"({_own_fingerprint(kind)}); if it is right: {forget}"
                 + (f" && {self._add_command(kind, blob, self._file)}" if self._file else "")
             )

@@ -225,7 +225,7 @@ def _refusal(node: Node, word: str, detail: str) -> NodeRefused:
             next_step="name a newer one with the host variable ansible_python_interpreter",
         )
     return NodeRefused(
-        f"{node.name} refused our root directory", why=detail, next_step="mend it, or set the host variable root"
+        f"{node.name} refused our root directory", why=detail, next_step="fix it, or set the host variable root"
     )
 
 
@@ -244,7 +244,7 @@ def _no_marker(node: Node, python: str, channel: Channel, noise: bytearray, sent
             f"{node.name}: something on the way took the beginning of our input",
             why="the login shell, or an rc file of it, reads standard input",
             serving=UNTOUCHED,
-            next_step=f"`echo all | {node.ssh_line} cat` has to print all: mend the shell in /etc/passwd, or its rc "
+            next_step=f"`echo all | {node.ssh_line} cat` has to print all: fix the shell in /etc/passwd, or its rc "
             "files",
         )
     stderr = sent.quotable(channel.read_stderr().decode("utf-8", "replace").strip())

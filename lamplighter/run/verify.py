@@ -207,7 +207,7 @@ def _tell_failed(
     elif state == "unknown" or (not found and said):
         message = f"its process is alive, and it does not serve: {found.get('message') or said}; {told}"
         restart, rollback = (events.invocation(verb, host, name) for verb in ("restart", "rollback"))
-        hint = f"{restart} starts it anew; {rollback} brings the last release back"
+        hint = f"{restart} starts it again; {rollback} brings the last release back"
         fold.add_gone(host, name, message, Exit.NOT_READY, cause="no_answer", evidence=said or evidence, hint=hint)
         return
     elif found and before not in (None, now):

@@ -135,6 +135,18 @@ def test_it_is_kept_as_a_release_whose_secrets_are_its_owners(box: Box) -> None:
         assert "s3cret-of-the-hand" not in back.stdout + back.stderr
 
 
+@pytest.mark.parametrize("words", [("--api-key=s3cret-of-the-hand",), ("--api-key", "s3cret-of-the-hand")])
+def test_brought_back_it_leaves_its_key_in_no_other_file(box: Box, words: tuple[str, ...]) -> None:
+    with by_hand(box, "orphan", *words):
+        box.configure(args={"tp": 2, "lab-fail": "die:weights"})
+        done = box.deploy()
+        assert done.code == Exit.ROLLED_BACK, done
+        (adopted,) = (box.state / "releases").glob("adopted-*")
+        files = [path for path in box.state.rglob("*") if path.is_file()]
+        assert len(files) > 10
+        assert [path for path in files if b"s3cret-of-the-hand" in path.read_bytes()] == [adopted / "env"]
+
+
 def test_what_cannot_be_adopted_is_said_before_it_is_stopped(box: Box) -> None:
     """Here a server that does not answer which model it serves, since it is stopped by a signal."""
     with by_hand(box, "orphan"):

@@ -53,6 +53,8 @@ def test_a_stopped_scheduler_is_named_by_status_and_makes_a_deploy_that_asks_red
     found = status(box)
     assert found["state"] == "unknown"
     assert named in found["message"]
+    planned = json.loads(box.run("plan", "--json").stdout)["plan"]["hosts"]["box"]["servers"]["demo"]
+    assert (planned["state"], planned["is_pending"]) == ("unknown", True)
     assert ask(box.port, "/v1/models")[0] == 200  # it lives
     verified = box.run("verify", "-k", "model_answers")
     assert verified.code == Exit.NOT_READY, verified

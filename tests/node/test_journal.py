@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -30,6 +31,12 @@ def open_in(directory: Path) -> journal.Journal:
     return journal.Journal(str(directory / "events.jsonl"), str(directory / "ballast"), COMMON)
 
 
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[journal.Reader]:
+    with contextlib.closing(journal.Reader(str(tmp_path / "events.jsonl"))) as following:
+        yield following
+
+
 def numbers(events_read: list[dict[str, Any]]) -> list[int]:
     return [event["seq"] for event in events_read]
 
@@ -48,8 +55,9 @@ def test_events_are_numbered_stamped_and_say_whose_they_are(opened: journal.Jour
     assert os.stat(tmp_path / "events.jsonl").st_mode & 0o777 == 0o600
 
 
-def test_a_reader_gets_each_event_once_and_whole(opened: journal.Journal, tmp_path: Path) -> None:
-    reader = journal.Reader(str(tmp_path / "events.jsonl"))
+def test_a_reader_gets_each_event_once_and_whole(
+    opened: journal.Journal, reader: journal.Reader, tmp_path: Path
+) -> None:
     assert list(reader.new()) == []
     opened.write(progress())
     assert numbers(list(reader.new())) == [1]
@@ -78,7 +86,9 @@ def test_the_ballast_lies_there_while_the_run_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "ballast").exists()
 
 
-def test_a_writer_killed_in_the_middle_leaves_numbers_without_a_gap(tmp_path: Path, living: Living) -> None:
+def test_a_writer_killed_in_the_middle_leaves_numbers_without_a_gap(
+    tmp_path: Path, reader: journal.Reader, living: Living
+) -> None:
     code = """
 from lamplighter.node import events, journal
 opened = journal.Journal(sys.argv[1] + "/events.jsonl", sys.argv[1] + "/ballast", {})
@@ -87,7 +97,6 @@ while True:
     opened.write(events.progress("ready", "x" * 1000))
 """
     writer = living.python(code, str(tmp_path))
-    reader = journal.Reader(str(tmp_path / "events.jsonl"))
     followed: list[int] = []
     assert until(lambda: followed.extend(numbers(list(reader.new()))) or len(followed) > 500)
     os.kill(writer.pid, signal.SIGKILL)

@@ -319,6 +319,8 @@ def test_where_the_key_comes_from(start: Start, tmp_path: Path) -> None:
     assert find_api_key(start.plan(), ENGINE, release) is None
     assert find_api_key(start.plan(argv=["z", "--api-key", "one"]), ENGINE, release) == "one"
     assert find_api_key(start.plan(argv=["z", "--api-key=two"]), ENGINE, None) == "two"
+    for last in (["--api-key", "two"], ["--api-key=two"], ["--api_key", "two"]):  # the last one holds
+        assert find_api_key(start.plan(argv=["z", "--api-key", "one", *last]), ENGINE, None) == "two"
     env = {"ZEBRA_KEY": {"value": "three", "mode": "default"}}
     assert find_api_key(start.plan(env=env), ENGINE, release) == "three"
     (tmp_path / "env").write_text("export A='x y'\nexport ZEBRA_KEY='fo\"ur'\n")
@@ -542,7 +544,7 @@ def test_one_that_listens_where_it_is_not_asked_is_told(start: Start, asked: str
     start.watch(host=asked)
     start.do(f"serve({start.port}, {bound!r})")
     found = start.failed("bound_elsewhere")
-    assert f"nobody answers at {asked} port {start.port}" in found.message
+    assert f"nothing answers at {asked} port {start.port}" in found.message
     assert f"it listens on {bound} port {start.port}" in found.message
 
 

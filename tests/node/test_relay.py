@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -177,6 +178,36 @@ def test_a_long_answer_is_accompanied_by_beats(start: Callable[..., Relayed]) ->
     assert kinds.count("beat") > 3
 
 
+@pytest.mark.parametrize("how", ["removed", "moved", "with its directory"])
+def test_a_journal_that_is_taken_away_is_followed_to_its_end(
+    start: Callable[..., Relayed], worker: Worker, run: RunDirectory, tmp_path: Path, how: str
+) -> None:
+    relayed = start()
+    first = worker.progress()
+    assert relayed.next() == first
+    if how == "removed":
+        os.unlink(run.journal)
+    elif how == "moved":
+        os.rename(run.journal, tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(run.path)
+    end = worker.end()
+    assert relayed.rest() == [end, BYE]
+
+
+def test_a_journal_that_was_gone_before_is_said_to_be(
+    start: Callable[..., Relayed], worker: Worker, run: RunDirectory
+) -> None:
+    worker.progress()
+    os.unlink(run.journal)
+    relayed = start(beat=0.05)
+    assert relayed.next() == {"event": "beat"}
+    worker.kill()
+    *_, bye = relayed.rest()
+    assert bye["worker_gone"]
+    assert f"{run.journal} was removed" in bye["errors"]
+
+
 # ----------------------------------------------------------------------------------------------- who goes, who stays
 
 
@@ -223,7 +254,9 @@ def test_a_run_that_is_just_beginning_is_waited_for(
 
 def test_a_run_that_left_nothing(start: Callable[..., Relayed], run: RunDirectory) -> None:
     os.utime(run.path, (0, 0))
-    assert start().rest() == [{"event": "bye", "worker_gone": True, "errors": ""}]
+    (bye,) = start().rest()
+    assert bye["worker_gone"]
+    assert "how the run ended is not known" in bye["errors"]
 
 
 def test_a_reader_that_goes_is_noticed_in_silence_too(start: Callable[..., Relayed], worker: Worker) -> None:

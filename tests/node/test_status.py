@@ -60,6 +60,16 @@ def test_a_run_that_ended_was_not_killed(home: ServerHome, code: int | None, cau
     assert found["message"].startswith(f"run {NEWER} {how}; `")
 
 
+def test_one_that_was_given_up_and_gives_no_token_does_not_serve(home: ServerHome, server: Server) -> None:
+    server.generates = False
+    end(home, 7, "not_ready")
+    (found,) = verbs.status({"host": "box", "servers": [home.name], "patience": 0.5}, str(Path(home.path).parents[1]))[
+        "servers"
+    ]
+    assert found["state"] == "unknown"
+    assert "it does not answer a question" in found["message"]
+
+
 def launched(home: ServerHome, run: str, **more: Any) -> None:
     """Leave the record of a launch, and no ``server.json``."""
     Path(home.record).unlink(missing_ok=True)

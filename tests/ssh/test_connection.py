@@ -814,7 +814,7 @@ def test_a_key_whose_certificate_has_expired_is_tried_by_itself(
 def test_nobody_listens(desk: Desk, spec: ConnectionSpec) -> None:
     port = free_port()
 
-    with pytest.raises(Unreachable, match=f"nobody listens on 127.0.0.1:{port}") as caught:
+    with pytest.raises(Unreachable, match=f"nothing listens on 127.0.0.1:{port}") as caught:
         desk.node(replace(spec, port=port)).open()
 
     assert caught.value.exit_code == Exit.UNREACHABLE

@@ -223,7 +223,7 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("current_release_is_the_one_that_runs", "blocker", put("release > running", "feed"), {}, "feed runs"),
     ("process_is_alive", "blocker", put("server > pid", None), {}, "no process"),
     ("process_is_alive", "blocker", put("processes", []), {}, "has ended"),
-    ("port_is_held_by_the_server", "blocker", put("ports", []), {}, "nobody listens on port 8000"),
+    ("port_is_held_by_the_server", "blocker", put("ports", []), {}, "nothing listens on port 8000"),
     ("port_is_held_by_the_server", "blocker", put("ports > 0 > pids", [77]), {}, "held by pid 77"),
     ("served_model_is_the_one_wanted", "blocker", put("answers > model", {"ok": False, "message": "serves other, not demo-model"}), {}, "serves other, not demo-model"),
     ("model_answers", "blocker", put("answers > token", {"ok": False, "message": "HTTP 503: draining"}), {}, "HTTP 503: draining"),

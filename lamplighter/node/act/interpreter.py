@@ -185,7 +185,7 @@ def _imported_file(startup: Startup) -> str:
     """Return the real path of the sitecustomize that runs; a new one in site-packages where none does."""
     if startup.sitecustomize is None:
         if startup.candidates:
-            raise Refused(f"{startup.candidates[0]} is there and does not run: mend it first")
+            raise Refused(f"{startup.candidates[0]} is there and does not run: fix it first")
         return os.path.join(os.path.realpath(startup.packages), "sitecustomize.py")
     path = os.path.realpath(startup.sitecustomize)
     if not path.endswith(".py"):

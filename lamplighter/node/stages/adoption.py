@@ -37,6 +37,7 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     except OSError as error:
         run.warn(f"{who} cannot be adopted: {error.filename or run.home.path}: {error.strerror}", MEANING)
         return
+    run.learn_secrets()  # those of the one found, which may be started again and say them
     if found.left_out:
         names = ", ".join(found.left_out)
         run.warn(f"variables of {who} that a shell cannot export are not part of the release: {names}")

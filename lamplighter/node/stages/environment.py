@@ -74,9 +74,9 @@ def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
             return f"{path} lies on a file system mounted noexec, where no program can start: {way}, or remount it exec"
     damage = standing.damage(release)
     if run.request["verb"] == "deploy" or not damage:
-        return f"mend servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"
+        return f"fix servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"
     others = f"`{run.invocation('rollback', '--to', 'RELEASE')}` takes another of `{run.invocation('releases')}`"
-    return f"release {release.name} is damaged ({damage[0]}): `{run.invocation('deploy')}` writes it anew; {others}"
+    return f"release {release.name} is damaged ({damage[0]}): `{run.invocation('deploy')}` writes it again; {others}"
 
 
 def confirm(run: Run) -> Optional[str]:
@@ -171,13 +171,13 @@ def _reach(run: Run, python: list[str], environ: Mapping[str, str]) -> None:
 
 def _refused(run: Run, error: Exception) -> StageFailure:
     is_closed = isinstance(error, OSError)
-    mend = "let lamplighter write there (become: true)" if is_closed else "mend what the evidence names"
+    fix = "let lamplighter write there (become: true)" if is_closed else "fix what the evidence names"
     return StageFailure(
         Exit.REFUSED,
         f"sitecustomize.scope {run.plan.scope} cannot be put in place",
         cause="sitecustomize",
         evidence=f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error),
-        hint=f"{mend}, or choose another servers.{run.plan.name}.sitecustomize.scope",
+        hint=f"{fix}, or choose another servers.{run.plan.name}.sitecustomize.scope",
     )
 
 

@@ -49,7 +49,7 @@ def write_release(run: Run) -> Optional[str]:
             f"cannot write release {release.name}",
             cause="disk_full" if error.errno == 28 else "files",
             evidence=f"{error.filename or release.path}: {error.strerror}",
-            hint=f"make room or mend the file system below {run.home.path}",
+            hint=f"make room or fix the file system below {run.home.path}",
         ) from error
     run.release = release
     _tell_secret_words(run)
@@ -145,7 +145,7 @@ def use_current_release(run: Run) -> Optional[str]:
         raise StageFailure(
             Exit.REFUSED,
             f"{run.plan.name} is serving already",
-            hint=f"{run.invocation('restart')} starts it anew; {run.invocation('deploy')} replaces it",
+            hint=f"{run.invocation('restart')} starts it again; {run.invocation('deploy')} replaces it",
         )
     use(run, release)
     return None

@@ -165,7 +165,7 @@ def _mend_record(run: Run) -> None:
     record, current = launcher.read_record(run.home), run.home.current_release()
     if record is not None and launcher.is_record_lost(run.home):
         files.write_json(run.home.record, record)
-        run.warn(f"{run.home.record} was missing or damaged; it is written anew, from what the launches have recorded")
+        run.warn(f"{run.home.record} was missing or damaged; it is written again, from what the launches have recorded")
     if record is None or record.get("ready") or current is None or record["release"] != current.name:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])

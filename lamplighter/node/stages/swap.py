@@ -113,7 +113,7 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
             "somebody took a GPU or the port between the check and the start",
             cause="foreign",
             evidence="; ".join(map(str, intruders)),
-            hint="end it or agree with its owner, then deploy again",
+            hint="end it, or let its owner end it, then deploy again",
         )
 
 
@@ -247,7 +247,7 @@ def _how_to_free(run: Run, found: freed.NotFreed) -> str:
     if found.word == gpus.UNKNOWN:
         how = gpus.how_to_see(found.reason, run.plan.name)
         return f"fix what keeps nvidia-smi from telling: {how}; then deploy again"
-    return "there is nobody to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
+    return "there is no process to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
 
 
 def _stoppable_pids(run: Run, sample: gpus.Sample) -> set[int]:

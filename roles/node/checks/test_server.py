@@ -45,7 +45,7 @@ def test_port_is_held_by_the_server(server, facts, evidence):
     """Does the server, and nobody else, listen on its port?"""
     ours = {each["pid"] for each in facts["processes"]}
     listening = [each for each in facts["ports"] if each["port"] == server.port]
-    assert listening, f"nobody listens on port {server.port}"
+    assert listening, f"nothing listens on port {server.port}"
     for each in listening:
         if not each["pids"]:
             pytest.skip(f"whose port {server.port} is can't be seen: its user is {each['uid']}")
