@@ -638,6 +638,14 @@ def test_a_threshold_stays_of_its_kind(checks: str, expected: str | None) -> Non
     assert str(caught.value) == f"inventory/hosts.yml:5: servers.s.checks{said}"
 
 
+@pytest.mark.parametrize(("server", "said"), [("[]", "a list"), ("x", "the text 'x'"), ("5", "the number 5")])
+def test_a_server_that_is_no_mapping_has_one_thing_wrong(server: str, said: str) -> None:
+    text = f"all:\n  hosts:\n    a:\n      servers:\n        s: {server}\n"
+    with pytest.raises(InventoryError) as caught:
+        load({"roles/node/defaults.yml": ROLE_CHECKS, "inventory/hosts.yml": text}).host("a")
+    assert str(caught.value) == f"inventory/hosts.yml:5: servers.s: must be a mapping, not {said}"
+
+
 def test_a_null_in_the_inventory_cuts_the_engines_defaults_too() -> None:
     host = load(
         {
