@@ -186,8 +186,12 @@ class Inventory:
     def _resolve(self, name: str, problems: Problems) -> Host | None:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
-        found = Problems()
-        filled = self._scopes.filled(name, OURS, found)
+        found, unfilled = Problems(), Problems()
+        filled = self._scopes.filled(name, OURS, unfilled)
+        if has_servers(self._scopes.variables(name)):
+            found.take(unfilled)
+        else:  # nobody logs in there
+            found.take_as_warnings(unfilled, "template")
         host = None if len(found) else self._checked(name, self._under_servers(filled), found)
         problems.take(found)
         return None if host is None else replace(host, warnings=found.warnings)

@@ -428,7 +428,7 @@ def _without_placeholders(value: Value, problems: Problems) -> tuple[Value, dict
             continue
         doubts = Problems()
         if _validate(HostVariables, replace(value, data={variable: kept[variable]}), "", doubts) is None:
-            problems.take_as_warnings(doubts, "placeholder", variable)
+            problems.take_as_warnings(doubts, "placeholder")
             placeholders[variable] = text
             del kept[variable]
     return replace(value, data=kept), placeholders

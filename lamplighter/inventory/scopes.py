@@ -61,6 +61,10 @@ class Scopes:
             entries[name] = _settled_servers(value, problems) if name == _DEEP else _opened(value, name, problems)
         return Value(entries, Origin("inventory"))
 
+    def variables(self, host: str) -> Mapping[str, Value]:
+        """The variables of a host as they are written."""
+        return self._scope(host)[0].variables
+
     def _scope(self, host: str) -> tuple[Scope, Problems]:
         if host not in self._known:
             problems = Problems()

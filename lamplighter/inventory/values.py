@@ -247,10 +247,11 @@ class Problems:
         self._found |= other._found
         self._warnings |= other._warnings
 
-    def take_as_warnings(self, other: Problems, kind: str, variable: str) -> None:
-        """Note all that ``other`` has found about this variable as what stops nothing."""
+    def take_as_warnings(self, other: Problems, kind: str) -> None:
+        """Note all that ``other`` has found, each about the variable that it begins with, as what stops nothing."""
         for origin, message in other._found:
-            self.warn(origin, message.removeprefix(f"{variable}: "), kind, variable)
+            variable, _, said = message.partition(": ")
+            self.warn(origin, said, kind, variable)
         self._warnings |= other._warnings
 
     def __len__(self) -> int:

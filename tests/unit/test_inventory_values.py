@@ -152,13 +152,24 @@ def test_a_template_that_holds_itself_is_an_error_with_its_place(template: str) 
 
 def test_broken_templates_of_other_variables_and_hosts_stop_nobody() -> None:
     files = {
-        "inventory/hosts.yml": "all: {hosts: {gpu1: {theirs: '{{ nope }}'}, web1: {ansible_host: '{{ nope }}'}}}",
+        "inventory/hosts.yml": (
+            "all: {hosts: {gpu1: {theirs: '{{ nope }}'}, web1: {ansible_host: '{{ nope }}'},"
+            " gpu2: {ansible_host: '{{ nope }}', servers: {kimi: {engine: demo, model: m, port: 8000}}},"
+            " gpu3: {servers: '{{ nope }}'}}}"
+        ),
         "inventory/group_vars/all.yml": "also_theirs: '{{ 5'\n",
     }
     inventory = load(files)
     assert inventory.host("gpu1").connection.host == "gpu1"
+    idle = inventory.host("web1")  # nobody logs in there
+    assert idle.connection.host == "web1"
+    assert [(lint.variable, "'nope' is undefined" in lint.message) for lint in idle.warnings] == [
+        ("ansible_host", True)
+    ]
     with pytest.raises(InventoryError, match="ansible_host: 'nope' is undefined"):
-        inventory.host("web1")
+        inventory.host("gpu2")
+    with pytest.raises(InventoryError, match="servers: 'nope' is undefined"):
+        inventory.host("gpu3")
 
 
 def test_unsafe_stays_text_at_any_depth() -> None:
