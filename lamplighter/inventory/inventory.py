@@ -129,7 +129,7 @@ def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
     if len(problems):  # whoever repairs one file wants to hear of the others, too
         files.read_all(tree.groups, tree.hosts, problems)
     defaults = {
-        file.parent.name: canonical(read_mapping(file, problems), problems)
+        file.parent.name: canonical(read_mapping(file, problems, is_ours=True), problems)
         for file in sorted(roles.glob("*/defaults.yml"))
     }
     problems.raise_if_any()
@@ -187,7 +187,7 @@ class Inventory:
         if name not in self._tree.hosts:
             raise UsageError(f"no host {name!r} in the inventory{did_you_mean(name, self.hosts)}")
         found, unfilled = Problems(), Problems()
-        filled = self._scopes.filled(name, OURS, unfilled)
+        filled = self._scopes.filled(name, OURS, found, unfilled)
         if has_servers(self._scopes.variables(name)):
             found.take(unfilled)
         else:  # nobody logs in there

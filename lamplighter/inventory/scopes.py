@@ -47,8 +47,10 @@ class Scopes:
         places = [beside / "files", beside, beside.parent / "files", beside.parent]
         self._templates = Templates(lambda host: self._scope(host)[0], fleet.hosts, vault.open, places)
 
-    def filled(self, host: str, names: Collection[str], problems: Problems) -> Value:
+    def filled(self, host: str, names: Collection[str], problems: Problems, unfilled: Problems) -> Value:
         """The variables of these names, with every template in them filled in and every secret in its place.
+
+        What cannot be filled in is noted in ``unfilled``, what is wrong with the variables themselves in ``problems``.
 
         Other variables come as they are written, so that a template of somebody else's that cannot be filled in stops
         nobody.
@@ -57,8 +59,8 @@ class Scopes:
         problems.take(found)
         entries = dict(scope.variables)
         for name in entries.keys() & set(names):
-            value = self._templates.fill(scope, (name,), entries[name], problems)
-            entries[name] = _settled_servers(value, problems) if name == _DEEP else _opened(value, name, problems)
+            value = self._templates.fill(scope, (name,), entries[name], unfilled)
+            entries[name] = _settled_servers(value, problems) if name == _DEEP else _opened(value, name, unfilled)
         return Value(entries, Origin("inventory"))
 
     def variables(self, host: str) -> Mapping[str, Value]:

@@ -491,6 +491,9 @@ class _Watch:
         found = self.watched.diagnosis(exited=crashed)
         if found.cause is None and self.log.skipped:
             found = self._read_again(crashed) or found
+        if found.cause_above:  # the log of a launch begins with it: nothing stands above
+            hint_of_found = self.watched.hint_of(found.cause) if found.cause is not None else ""
+            found = dataclasses.replace(found, cause_above=False, hint=hint_of_found)
         if found.cause is None or cause in OUR_OWN:
             own = found.cause != cause
             found = dataclasses.replace(

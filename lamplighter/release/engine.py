@@ -174,7 +174,7 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
     path = roles / name / FILE
     if not NAME.fullmatch(name) or not path.is_file():
         raise _unknown(name, roles)
-    value = read_mapping(path, problems)
+    value = read_mapping(path, problems, is_ours=True)
     _check(value, problems)
     own = _as_json(plain(value))
     parent = own.pop("extends", None)
@@ -198,7 +198,7 @@ def _read_programs(roles: Path, problems: Problems) -> dict[str, Any]:
     path = roles / PROGRAMS
     if not path.is_file():
         return {}
-    value = read_mapping(path, problems)
+    value = read_mapping(path, problems, is_ours=True)
     _check(value, problems, _Programs)
     return dict(_as_json(plain(value)))
 

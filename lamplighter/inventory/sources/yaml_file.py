@@ -36,13 +36,16 @@ _MOST_VALUES = 500_000
 _LARGEST = 64 << 20
 
 
-def read_mapping(path: Path, problems: Problems) -> Value:
-    """The mapping that a YAML file holds; an empty file is an empty mapping, a broken one too, with its problem."""
+def read_mapping(path: Path, problems: Problems, *, is_ours: bool = False) -> Value:
+    """The mapping that a YAML file holds; an empty file is an empty mapping, a broken one too, with its problem.
+
+    ``is_ours``: it is a role's, in which a key given twice is a mistake.
+    """
     file = shown_path(path)
     text = read_file(path, file, problems)
     if text is not None and text.startswith(VAULT):
         return Value(Sealed(text, Origin(file, 1)), Origin(file, 1))
-    value = read_text(text or "", path, problems)
+    value = read_text(text or "", path, problems, is_ours=is_ours)
     return _sealed_by_sops(value, path, ()) if _is_of_sops(value) else value
 
 
@@ -63,10 +66,10 @@ def _sealed_by_sops(value: Value, path: Path, keys: tuple[str, ...]) -> Value:
     return replace(value, data=Sealed("", value.origin, path, keys)) if is_sealed else value
 
 
-def read_text(text: str, path: Path, problems: Problems) -> Value:
+def read_text(text: str, path: Path, problems: Problems, *, is_ours: bool = False) -> Value:
     """The mapping that the text of the file at ``path`` holds, as ``read_mapping`` reads it."""
     file = shown_path(path)
-    value = read_any(text, path, problems)
+    value = read_any(text, path, problems, is_ours=is_ours)
     if value.data is None:
         return Value({}, Origin(file, 1))
     if value.entries is None:
@@ -75,14 +78,14 @@ def read_text(text: str, path: Path, problems: Problems) -> Value:
     return value
 
 
-def read_any(text: str, path: Path, problems: Problems) -> Value:
+def read_any(text: str, path: Path, problems: Problems, *, is_ours: bool = False) -> Value:
     """What the text of the file at ``path`` holds; nothing where it is empty or broken."""
     file = shown_path(path)
     node = _compose(text, file, problems)
     if node is None:
         return Value(None, Origin(file, 1))
     try:
-        return _Reading(path, file, problems).value(node)
+        return _Reading(path, file, problems, is_ours).value(node)
     except RecursionError:
         problems.add(Origin(file, _deepest_line(text)), "values are nested too deeply")
         return Value(None, Origin(file, 1))
@@ -169,14 +172,14 @@ def _on_line(error: yaml.MarkedYAMLError) -> str:
 class _Reading:
     """One file on its way from YAML nodes to values. Aliases share their value, so each node is read once."""
 
-    def __init__(self, path: Path, file: str, problems: Problems) -> None:
+    def __init__(self, path: Path, file: str, problems: Problems, is_ours: bool) -> None:
         self.directory = path.parent
         self.file = file
         self.problems = problems
         self._values: dict[int, tuple[Value, int]] = {}
         self._open: set[int] = set()
         self._oversized = False
-        self._below_ours = 0
+        self._below_ours = int(is_ours)
 
     def value(self, node: yaml.Node) -> Value:
         return self._sized(node)[0]

@@ -57,7 +57,7 @@ def of_plans(wanted: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Dif
 def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]) -> List[Difference]:
     """Compare two command lines flag by flag.
 
-    Beside a secret of the inventory's no other value is shown, nor one that looks like a secret and is not from it.
+    Beside the name of a secret of the inventory's no value is shown, nor one that looks like a secret itself.
     """
     one, two = _flags(wanted), _flags(found)
     differences = _of_mappings(kind, one, two)
@@ -67,16 +67,18 @@ def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]
         dataclasses.replace(
             each,
             name=f"{prefix} {each.name}",
-            wanted=_hide(each.wanted, each.found),
-            found=HIDDEN if looks_secret(each.name, each.found) else _hide(each.found, each.wanted),
+            wanted=_hide(each.name, each.wanted, each.found),
+            found=_hide(each.name, each.found, each.wanted),
         )
         for each in differences
     ]
 
 
-def _hide(value: Optional[str], other: Optional[str]) -> Optional[str]:
+def _hide(flag: str, value: Optional[str], other: Optional[str]) -> Optional[str]:
+    if value is None or value.startswith(_HELD):
+        return value
     is_beside_secret = other is not None and other.startswith(_HELD)
-    return HIDDEN if value is not None and is_beside_secret and not value.startswith(_HELD) else value
+    return HIDDEN if is_beside_secret or looks_secret(flag, value) else value
 
 
 def _flags(words: Sequence[str]) -> Dict[str, str]:
