@@ -140,9 +140,9 @@ def _switch(value: object) -> bool:
 
 
 def _root(value: object) -> str:
-    if not re.match(r"/|~(/|$)", _line(value)):
+    if not re.match(r"/|~(/|$)", _text(value)):
         raise _Unfit("must begin with / or ~/")
-    return _line(value)
+    return _text(value)
 
 
 def _env_name(value: str) -> str:
