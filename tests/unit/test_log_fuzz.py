@@ -46,7 +46,7 @@ def read(log: str, engine: str | None = None) -> Diagnosis:
 #: Excerpts, and logs that begin with a traceback.
 NO_START = (
     "sglang-057-head-cut", "transformers-519-head-cut", "sglang-0516-tail-of-a-stop", "vllm-0270-in-ray-serve",
-    "sglang-055-kernel-symbols",
+    "sglang-055-kernel-symbols", "sglang-0523-old-driver",
 )  # fmt: skip
 PLAIN = {case.name: read(log_of(case), engine_of(case)) for case in CASES}
 
