@@ -57,6 +57,10 @@ class Unreachable(LamplighterError):
     exit_code = Exit.UNREACHABLE
 
 
+class SessionRefused(Unreachable):
+    """The node lets us in, and takes no (further) session on this connection."""
+
+
 class LoginFailed(Unreachable):
     """The host answered and turned us away: no key fits."""
 

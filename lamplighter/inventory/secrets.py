@@ -48,8 +48,9 @@ def settled(server: Value, path: str, problems: Problems) -> Value:
         kept, moved = _parted(env.entries, f"{path}.env", problems)
         secrets = entries.get("secrets", Value({}, env.origin))
         known = secrets.entries or {}
-        for name in known.keys() & {**kept, **moved}.keys():
-            place = {**kept, **moved}[name].origin
+        given = {name: each for name, each in {**kept, **moved}.items() if each.data is not None}  # null drops it
+        for name in known.keys() & given.keys():
+            place = given[name].origin
             problems.add(
                 known[name].origin, f"{path}.secrets.{name}: also stands under env ({place}): keep one of them"
             )

@@ -17,9 +17,8 @@ from typing import Any
 
 import testinfra.backend.base
 
-from lamplighter.errors import LamplighterError, SilenceTimeout
+from lamplighter.errors import LamplighterError, SessionRefused, SilenceTimeout
 from lamplighter.run.become import sudo_refusal
-from lamplighter.run.hop import SessionRefused
 from lamplighter.run.ssh import (
     OUTPUT_LIMIT,
     Channel,

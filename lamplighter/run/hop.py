@@ -11,7 +11,15 @@ from typing import Any
 import paramiko
 from paramiko.ssh_exception import AuthenticationException, ChannelException, IncompatiblePeer, SSHException
 
-from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, LoginFailed, NodeRefused, Unreachable
+from lamplighter.errors import (
+    UNTOUCHED,
+    ContactLost,
+    LamplighterError,
+    LoginFailed,
+    NodeRefused,
+    SessionRefused,
+    Unreachable,
+)
 from lamplighter.run.host_keys import HostKeys
 from lamplighter.run.login import Login
 from lamplighter.run.ssh_config import Settings
@@ -27,10 +35,6 @@ TEARDOWN_PAUSE = 0.02
 #: So many of our last sessions are remembered.
 MOST_SESSIONS = 8
 UNKNOWN_STATE = "not known from here; the node finishes what it started"
-
-
-class SessionRefused(Unreachable):
-    """The node lets us in, and takes no (further) session on this connection."""
 
 
 class Hop:
