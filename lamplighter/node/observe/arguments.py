@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Collection, List, Mapping, Optional, Sequence, Tuple
 
-from lamplighter.node.observe.confidential import looks_secret
+from lamplighter.node.observe.confidential import NAMED, looks_secret
 
 #: In a word that is a command of its own, as in ``sh -c '...'``.
-_INSIDE = re.compile(r"\s--?(?:[\w.-]*[-_.])?(?:key|token|secret|passwd|password|passphrase)[\s=]", re.IGNORECASE)
+_INSIDE = re.compile(rf"\s--?(?:[\w.-]*[-_.])?(?:{NAMED})[\s=]", re.IGNORECASE)
 
 
 def value_of(flags: Collection[str], argv: Sequence[str]) -> Optional[str]:

@@ -17,7 +17,9 @@ from lamplighter.node.layout import ReleaseDirectory, ServerHome
 LEAST = 6
 #: What the node itself writes into ``env``.
 _OURS = "CUDA_VISIBLE_DEVICES"
-_LAST_WORD = re.compile(r"(?i)(?:^|[-_.])(?:api-?)?(?:key|token|secret|password|passwd|passphrase)$")
+#: Last words of the names of flags and variables that carry a secret.
+NAMED = "key|token|secret|password|passwd|passphrase"
+_LAST_WORD = re.compile(rf"(?i)(?:^|[-_.])(?:api-?)?(?:{NAMED})$")
 _NUMBER = re.compile(r"[-+]?[0-9.]+")
 _CUT = "\u2026"
 
