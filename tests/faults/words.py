@@ -18,7 +18,7 @@ from tests.driver import Done
 SERVES = {Exit.OK: True, Exit.CRASHED: False, Exit.NOT_READY: False, Exit.DEGRADED: True, Exit.ROLLED_BACK: True}
 #: Of what they end with, nothing is promised for later: another run decides, or this one goes on.
 OTHERS_DECIDE = (Exit.LOCKED, Exit.DETACHED, Exit.UNREACHABLE)
-NOTHING = re.compile(r"nothing is serving|^nothing\b(?! \(starting\))", re.IGNORECASE)
+NOTHING = re.compile(r"nothing is serving|^nothing\b(?! \(starting\)| answers at)", re.IGNORECASE)
 RELEASE = re.compile(r"release ([0-9a-z-]+)\b(?:,| is serving| serves)")
 SOMETHING = re.compile(r"still serving|serves as before|is serving|serving again|is up again|answers on port|, pid \d")
 PID = re.compile(r", pid (\d+)")
