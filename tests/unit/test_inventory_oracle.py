@@ -145,7 +145,7 @@ def filled(inventory: Inventory, host: str, names: Sequence[str]) -> dict[str, A
     found: dict[str, Any] = {}
     for name in names:
         problems = Problems()
-        value = inventory._scopes.filled(host, [name], problems).entries[name]  # type: ignore[index]
+        value = inventory._scopes.filled(host, [name], problems, problems).entries[name]  # type: ignore[index]
         error = {"error": str(problems.messages)}
         found[name] = error if len(problems) else {"is": json.loads(json.dumps(plain(value)))}
     return found
