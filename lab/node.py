@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from lab import ledger
 from lamplighter.errors import LamplighterError, UsageError
-from lamplighter.node.observe import ports
+from lamplighter.node.system import ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

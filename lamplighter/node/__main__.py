@@ -11,10 +11,10 @@ import time
 import traceback
 from typing import Any
 
-from lamplighter.node import events, journal, relay, verbs, worker
-from lamplighter.node.act import detached, files
+from lamplighter.node import confidential, events, journal, relay, verbs, worker
+from lamplighter.node.keeper import detached
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
-from lamplighter.node.observe import confidential
+from lamplighter.node.system import files
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:

@@ -11,12 +11,13 @@ import contextlib
 import time
 from typing import Callable, Optional
 
-from lamplighter.node import serving, standing
-from lamplighter.node.act import launcher, lock
 from lamplighter.node.events import Exit
+from lamplighter.node.health import serving, standing
+from lamplighter.node.health.serving import Serving
+from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.serving import Serving
 from lamplighter.node.stages import checks, environment, locks, ready, releases, repair, swap
+from lamplighter.node.system import lock
 from lamplighter.node.worker import Run, StageFailure
 
 #: So long is looked again, where somebody is about who may start a server: a loop or a pod takes some seconds.

@@ -16,9 +16,9 @@ import time
 from typing import Any, Iterator, Optional
 
 from lamplighter.node import events, journal
-from lamplighter.node.act import systemd
+from lamplighter.node.keeper import systemd
 from lamplighter.node.layout import IDENTITY, RunDirectory, read_json
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 from lamplighter.node.worker import is_at_work
 
 POLL_SECONDS = 0.05

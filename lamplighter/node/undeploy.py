@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from lamplighter.node import serving
-from lamplighter.node.act import interpreter, launcher, lock, systemd
 from lamplighter.node.events import Exit
-from lamplighter.node.preflight import living_members
+from lamplighter.node.health import serving
+from lamplighter.node.health.preflight import living_members
+from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.stages import locks, swap
+from lamplighter.node.system import lock
+from lamplighter.node.variables import interpreter
 from lamplighter.node.worker import Run, StageFailure
 
 Stages = tuple[tuple[str, Callable[[Run], Optional[str]]], ...]

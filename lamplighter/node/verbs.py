@@ -8,26 +8,16 @@ import os
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from lamplighter.node import (
-    deploy,
-    events,
-    hindsight,
-    journal,
-    preflight,
-    reach,
-    relay,
-    serving,
-    standing,
-    undeploy,
-    wayback,
-)
-from lamplighter.node.act import files, launcher, lock
+from lamplighter.node import confidential, deploy, events, journal, relay, undeploy
 from lamplighter.node.events import Exit
+from lamplighter.node.health import diagnose, drift, preflight, serving, standing, wayback
+from lamplighter.node.keeper import launcher, ownership
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
-from lamplighter.node.observe import confidential, drift, ownership, ports, processes
-from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
+from lamplighter.node.start.ground import Finding
+from lamplighter.node.system import files, lock, ports, processes
+from lamplighter.node.variables import scope
 from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: So long may a person who asks for the status wait for a token of each server.
@@ -380,7 +370,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     findings = [
         *found.findings,
         *wayback.examine(home, change, catalogue.way_back(home), found.claims, host),
-        *reach.scope_findings(plan, home),
+        *scope.scope_findings(plan, home),
         *_failed_before(home, request),
     ]
     return {
@@ -544,7 +534,7 @@ def _ended(outcome: str, code: Exit, message: str, record: Optional[dict[str, An
 
 def env(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Prove the live environment of every worker of one server."""
-    return reach.live_report(server_home(root, request["servers"][0]))
+    return scope.live_report(server_home(root, request["servers"][0]))
 
 
 def logs(request: dict[str, Any], root: str) -> None:
@@ -625,7 +615,7 @@ def attach(request: dict[str, Any], root: str) -> None:
 READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "status": status,
     "check": check,
-    "diagnose": hindsight.diagnose,
+    "diagnose": diagnose.diagnose,
     "env": env,
     "facts": facts,
     "plan": preview,

@@ -10,14 +10,13 @@ import time
 import traceback
 from typing import Any, Callable, Iterator, Optional
 
-from lamplighter.node import events, journal
-from lamplighter.node.act import files, lock
-from lamplighter.node.act.launched import Launched, Order
-from lamplighter.node.act.restarters import Restarter
+from lamplighter.node import confidential, events, journal
 from lamplighter.node.events import Exit
+from lamplighter.node.keeper.launched import Launched, Order
+from lamplighter.node.keeper.restarters import Restarter
 from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
-from lamplighter.node.observe import confidential, processes
 from lamplighter.node.plan import Plan
+from lamplighter.node.system import files, lock, processes
 
 #: Files that hold room for the records which make a run recoverable: for the start, the commit and the rollback.
 RESERVES = 6

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: What a role may be called: the name of a directory, and nothing that leads elsewhere.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Of the role `node`: what the programs around any server are, see observe/parents.py.
+#: Of the role `node`: what the programs around any server are, see node/keeper/parents.py.
 PROGRAMS = "node/programs.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (

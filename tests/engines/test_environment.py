@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import liveproof
-from lamplighter.node.envproof import Proof, prove_before
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import startup
+from lamplighter.node.start import startup
+from lamplighter.node.variables import live
+from lamplighter.node.variables.before import Proof, prove_before
 from lamplighter.release.engine import load_engine
 from tests.driver import free_port
 from tests.engines.place import HERE, PIP_INSTALL, cache_directory
@@ -55,9 +55,9 @@ def test_the_real_worker_of_transformers_is_proven(transformers_engine: Path, ti
     try:
         wait_until_ready(process, log)
         members = session_members(process.pid)
-        workers = liveproof.workers_of(members, set(), engine, process.pid)
-        expected = liveproof.expected_of(ReleaseDirectory(str(launch.parent)))
-        proof = liveproof.prove_live(workers, expected, str(records), engine, lambda: None)
+        workers = live.workers_of(members, set(), engine, process.pid)
+        expected = live.expected_of(ReleaseDirectory(str(launch.parent)))
+        proof = live.prove_live(workers, expected, str(records), engine, lambda: None)
         assert proof.message == "1/1 workers carry 4/4 variables"
         assert proof.workers[0].witness == "memory"
     finally:

@@ -113,7 +113,7 @@ class Strings:
         self.pid = os.getpid()
 
     def attach(self, worker) -> None:
-        from lamplighter.node.observe.processes import Handle
+        from lamplighter.node.system.processes import Handle
 
         for name in FILE_OPERATIONS:
             setattr(os, name, self.tied(name, getattr(os, name)))

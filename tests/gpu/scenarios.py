@@ -53,7 +53,8 @@ def warm(bench: Bench) -> None:
 def record(bench: Bench) -> None:
     """Record what nvidia-smi answers to every query that lamplighter sends."""
     sys.path.insert(0, bench.machine["project"])
-    from lamplighter.node.observe import facts, gpus
+    from lamplighter.node.gpu import gpus
+    from lamplighter.node.health import facts
 
     queries = [value for value in vars(gpus).values() if isinstance(value, tuple) and value[:1] == ("nvidia-smi",)]
     queries += [gpus._query(fields) for fields in (facts.DETAILS, ("driver_version",))]
@@ -160,8 +161,8 @@ def sitecustomize_only(bench: Bench) -> None:
         "the launcher's own environment has no NCCL_PROTO", b"NCCL_PROTO=" not in launcher, f"{len(launcher)} bytes"
     )
     sys.path.insert(0, bench.machine["project"])
-    from lamplighter.node.observe.environ import Unreadable, live_environment
-    from lamplighter.node.observe.processes import read_process
+    from lamplighter.node.system.processes import read_process
+    from lamplighter.node.variables.memory import Unreadable, live_environment
 
     for pid in pids:
         try:

@@ -14,12 +14,13 @@ import pytest
 
 from lab import control
 from lab import node as lab_node
-from lamplighter.node import freed, preflight
-from lamplighter.node.act import stop
-from lamplighter.node.act.launcher import Launched
+from lamplighter.node.gpu import freeing, gpus
+from lamplighter.node.health import preflight
+from lamplighter.node.keeper import ownership, stop
+from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import gpus, ownership, processes
 from lamplighter.node.plan import Plan
+from lamplighter.node.system import processes
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
 from lamplighter.run.runner import pack
@@ -106,9 +107,9 @@ class Bench:
         """Stop all that may be stopped, as the stage does."""
         assert stop.stop(self.stoppable, stop.Manner(signal.SIGTERM, grace), lambda text: None) == []
 
-    def await_freed(self) -> freed.Freed | freed.NotFreed:
+    def await_freed(self) -> freeing.Freed | freeing.NotFreed:
         """Wait as the stage does."""
-        return freed.await_freed(
+        return freeing.await_freed(
             self.plan,
             self.home,
             self.uuids,
@@ -119,7 +120,7 @@ class Bench:
     def end(self) -> None:
         self.stop()
         found = self.await_freed()
-        assert isinstance(found, freed.Freed), found
+        assert isinstance(found, freeing.Freed), found
 
     def remains(self, launched: Launched) -> list[str]:
         """What is left of a launch: its processes, and whatever holds memory."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import ports
+from lamplighter.node.system import ports
 from tests.driver import ask, eventually, token
 from tests.lab.conftest import Box
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.act import lock
 from lamplighter.node.events import Exit
+from lamplighter.node.system import lock
 from tests.driver import eventually
 from tests.lab.conftest import Box
 from tests.lab.test_runs import releases_of, status_of, wait_for_stage

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from lab import control, ledger, node
-from lamplighter.node.observe import facts, gpus
+from lamplighter.node.gpu import gpus
+from lamplighter.node.health import facts
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "h200" / "nvidia-smi"
 BOARDS = {

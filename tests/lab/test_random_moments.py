@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from lab import control
-from lamplighter.node.observe import ownership, ports, processes
+from lamplighter.node.keeper import ownership
+from lamplighter.node.system import ports, processes
 from tests.lab.bench import Bench, furnish
 from tests.node.living import kill, until
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from lamplighter.node.observe import ports
+from lamplighter.node.system import ports
 from tests.driver import eventually, wait_for_stage
 from tests.faults import puppet
 from tests.lab.conftest import Box

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from lab import control
-from lamplighter.node.act import lock
 from lamplighter.node.events import Exit
+from lamplighter.node.system import lock
 from tests.driver import ask, free_port, token
 from tests.lab.conftest import Box
 

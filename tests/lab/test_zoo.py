@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from lab import control, ledger
-from lamplighter.node import freed, journal
-from lamplighter.node.act import adopt, stop
+from lamplighter.node import journal
 from lamplighter.node.events import Exit
+from lamplighter.node.gpu import freeing, gpus, holders
+from lamplighter.node.health import facts
+from lamplighter.node.keeper import adopt, ownership, stop
+from lamplighter.node.keeper.ownership import FOREIGN, OURS, STALE
 from lamplighter.node.layout import RunDirectory
-from lamplighter.node.observe import facts, gpus, holders, ownership, ports, processes
-from lamplighter.node.observe.ownership import FOREIGN, OURS, STALE
 from lamplighter.node.stages import swap
+from lamplighter.node.system import ports, processes
 from lamplighter.node.worker import StageFailure
 from tests.lab.bench import Bench, furnish
 from tests.node.living import IS_ROOT, NOBODY, SLEEP, is_running, process_of, until
@@ -151,13 +153,13 @@ def test_exactly_the_right_ones_die(bench: Bench) -> None:
     assert [pid for pids in die.values() for pid in pids if is_running(pid)] == []
     assert {name for name, pid in stay.items() if not is_running(pid)} == set()
     verdict = bench.await_freed()
-    assert isinstance(verdict, freed.NotFreed)  # the foreign ones have our GPU
+    assert isinstance(verdict, freeing.NotFreed)  # the foreign ones have our GPU
     assert set(verdict.holders) == foreign
 
 
 def test_none_of_ours_is_claimed_when_nobody_runs(bench: Bench) -> None:
     assert bench.claims() == []
-    assert isinstance(bench.await_freed(), freed.Freed)
+    assert isinstance(bench.await_freed(), freeing.Freed)
 
 
 def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,7 @@ def test_an_open_device_without_memory_is_seen(bench: Bench, devices: str) -> No
         True,
     ]
     verdict = bench.await_freed()
-    assert isinstance(verdict, freed.NotFreed)
+    assert isinstance(verdict, freeing.NotFreed)
     assert set(verdict.holders) == {stranger, engine}
 
 
@@ -284,8 +286,8 @@ def test_a_wrong_answer_about_who_is_alive_never_frees(bench: Bench, monkeypatch
     monkeypatch.setattr(processes, "is_pid_alive", lambda _: False)
     plan = bench.plan
     quick = dataclasses.replace(plan, timeouts=dataclasses.replace(plan.timeouts, free=0.5))
-    found = freed.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
-    assert isinstance(found, freed.NotFreed)
+    found = freeing.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
+    assert isinstance(found, freeing.NotFreed)
     assert found.word == gpus.UNKNOWN
 
 
@@ -294,14 +296,14 @@ def test_the_idle_memory_is_learned_and_only_ever_lowered(bench: Bench) -> None:
     Path(bench.home.path).mkdir(parents=True)
     for used, learned in ((300, 300), (40, 40), (100, 40)):
         control.inject(bench.node, used={uuid: used})
-        assert isinstance(bench.await_freed(), freed.Freed)
-        assert freed.read_baseline(bench.home) == {uuid: learned}
+        assert isinstance(bench.await_freed(), freeing.Freed)
+        assert freeing.read_baseline(bench.home) == {uuid: learned}
     control.inject(bench.node, used={uuid: 300})  # what was idle before anything was known is no longer
     plan = bench.plan
     quick = dataclasses.replace(plan, timeouts=dataclasses.replace(plan.timeouts, free=0.3))
-    found = freed.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
-    assert isinstance(found, freed.NotFreed)
-    assert freed.read_baseline(bench.home) == {uuid: 40}
+    found = freeing.await_freed(quick, bench.home, bench.uuids, lambda _: [], lambda *_, **__: None)
+    assert isinstance(found, freeing.NotFreed)
+    assert freeing.read_baseline(bench.home) == {uuid: 40}
 
 
 def test_what_is_idle_is_learned_anew_under_another_driver(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +312,8 @@ def test_what_is_idle_is_learned_anew_under_another_driver(bench: Bench, monkeyp
     for driver, used in (("580.1", 0), ("590.1", 400), ("590.1", 401)):
         monkeypatch.setattr(facts, "loaded_driver", lambda driver=driver: driver)
         control.inject(bench.node, used={uuid: used})
-        assert isinstance(bench.await_freed(), freed.Freed)
-    assert freed.read_baseline(bench.home) == {uuid: 400}
+        assert isinstance(bench.await_freed(), freeing.Freed)
+    assert freeing.read_baseline(bench.home) == {uuid: 400}
     assert ledger.read_json(bench.home.baseline) == {uuid: 400, "driver": "590.1"}
 
 
@@ -319,10 +321,10 @@ def test_a_gpu_that_wants_a_reset_is_not_free_whatever_it_shows(bench: Bench) ->
     """As after an error that the stop itself has provoked; one of somebody else's GPUs is their affair."""
     Path(bench.home.path).mkdir(parents=True)
     control.inject(bench.node, fields={"1": {"gpu_recovery_action": "Reset"}})
-    assert isinstance(bench.await_freed(), freed.Freed)
+    assert isinstance(bench.await_freed(), freeing.Freed)
     control.inject(bench.node, fields={"0": {"gpu_recovery_action": "Drain and Reset"}})
     found = bench.await_freed()
-    assert isinstance(found, freed.NotFreed)
+    assert isinstance(found, freeing.NotFreed)
     assert found.word == gpus.UNKNOWN
     assert "needs recovery: Drain and Reset" in found.reason
 
@@ -345,7 +347,7 @@ class Leaps:
 
 def wait_for(
     bench: Bench, clock: Leaps, free: float, memory: Iterator[int], ours: Iterable[int] = ()
-) -> freed.Freed | freed.NotFreed:
+) -> freeing.Freed | freeing.NotFreed:
     """Wait with ``timeouts.free``, while the GPU uses what ``memory`` says, sample by sample."""
     (uuid,) = bench.uuids
     plan = dataclasses.replace(bench.plan, timeouts=dataclasses.replace(bench.plan.timeouts, free=free))
@@ -356,7 +358,7 @@ def wait_for(
 
     control.inject(bench.node, used={uuid: next(memory)})
     began = clock.now
-    found = freed.await_freed(plan, bench.home, (uuid,), look, lambda *_, **__: None)
+    found = freeing.await_freed(plan, bench.home, (uuid,), look, lambda *_, **__: None)
     clock.now -= began
     return found
 
@@ -364,28 +366,28 @@ def wait_for(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Leaps:
     made = Leaps()
-    monkeypatch.setattr(freed, "time", made)
+    monkeypatch.setattr(freeing, "time", made)
     return made
 
 
 def test_falling_memory_is_waited_for_beyond_the_time_that_a_still_one_gets(bench: Bench, clock: Leaps) -> None:
     falling = itertools.chain(range(9000, 0, -1000), itertools.repeat(0))
-    assert isinstance(wait_for(bench, clock, 20, falling), freed.Freed)
+    assert isinstance(wait_for(bench, clock, 20, falling), freeing.Freed)
     assert clock.now > 100
 
 
 def test_memory_that_nobody_holds_and_that_stays_ends_the_wait_after_a_minute(bench: Bench, clock: Leaps) -> None:
     found = wait_for(bench, clock, 500, itertools.chain([9000, 8000], itertools.repeat(7000)))
-    assert isinstance(found, freed.NotFreed)
+    assert isinstance(found, freeing.NotFreed)
     assert (found.word, found.holders) == (gpus.HELD, ())
     assert "nothing has moved for 60 s" in found.reason
     assert 80 <= clock.now <= 100
 
 
 def test_what_is_free_is_seen_again_however_short_the_wait(bench: Bench, clock: Leaps) -> None:
-    assert isinstance(wait_for(bench, clock, 0.5, itertools.repeat(0)), freed.Freed)
+    assert isinstance(wait_for(bench, clock, 0.5, itertools.repeat(0)), freeing.Freed)
     found = wait_for(bench, clock, 0.5, itertools.chain([0, 0], itertools.repeat(9000)))
-    assert isinstance(found, freed.NotFreed)
+    assert isinstance(found, freeing.NotFreed)
     assert "timeouts.free" in found.reason
     assert clock.now < 100
 
@@ -393,7 +395,7 @@ def test_what_is_free_is_seen_again_however_short_the_wait(bench: Bench, clock: 
 def test_our_own_that_stay_are_waited_for_as_long_as_the_inventory_says(bench: Bench, clock: Leaps) -> None:
     pid = bench.living.titled(TITLE).pid
     found = wait_for(bench, clock, 100, itertools.repeat(7000), [pid])
-    assert isinstance(found, freed.NotFreed)
+    assert isinstance(found, freeing.NotFreed)
     assert found.holders == (pid,)
     assert "timeouts.free" in found.reason
     assert 100 < clock.now <= 112
@@ -402,6 +404,6 @@ def test_our_own_that_stay_are_waited_for_as_long_as_the_inventory_says(bench: B
 def test_no_wait_is_for_ever(bench: Bench, clock: Leaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "sleep", lambda _: setattr(clock, "now", clock.now + 59.0))
     found = wait_for(bench, clock, 120, itertools.count(9000, -10))
-    assert isinstance(found, freed.NotFreed)
+    assert isinstance(found, freeing.NotFreed)
     assert "in all" in found.reason
     assert 600 < clock.now < 660

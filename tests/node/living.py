@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lamplighter.node.act.launcher import Launched, launch_detached
+from lamplighter.node.keeper import ownership
+from lamplighter.node.keeper.launcher import Launched, launch_detached
 from lamplighter.node.layout import LaunchFiles
-from lamplighter.node.observe import ownership, processes
-from lamplighter.node.observe.processes import Handle, Identity, Process
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Handle, Identity, Process
 
 PROJECT = Path(__file__).resolve().parents[2]
 NOBODY = 65534

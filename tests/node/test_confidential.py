@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lamplighter.node import confidential
+from lamplighter.node.confidential import Confidential, looks_secret
+from lamplighter.node.health import drift
 from lamplighter.node.journal import Journal
+from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import confidential, drift, ownership
-from lamplighter.node.observe.confidential import Confidential, looks_secret
 from tests.node.living import process_of
 
 HIDE = Confidential(

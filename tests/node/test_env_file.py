@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import liveproof
-from lamplighter.node.act import adopt, files
+from lamplighter.node import arguments
+from lamplighter.node.health import drift
+from lamplighter.node.keeper import adopt
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.observe import arguments, drift
 from lamplighter.node.plan import Plan
-from lamplighter.node.probe import find_api_key
+from lamplighter.node.start.probe import find_api_key
+from lamplighter.node.system import files
+from lamplighter.node.variables import live
 from tests.node.living import Living, process_of, until
 from tests.node.test_standing import ENGINES, plan_of
 
@@ -48,7 +50,7 @@ def test_a_byte_that_is_no_utf8_hides_neither_the_key_nor_what_is_expected(tmp_p
     release = release_with(tmp_path, environment_text(ODD))
     engine = {**ENGINES["vllm"], "api_key_env": "API_KEY"}
     assert find_api_key(Plan.load(plan_of("vllm", 8000)), engine, release) == "sk-of-the-hand"
-    assert liveproof.expected_of(release).values == ODD
+    assert live.expected_of(release).values == ODD
 
 
 @pytest.mark.parametrize("text", ["export A='half", "export A=1\nexport B='", "\0"])

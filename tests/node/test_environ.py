@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.observe import environ, processes
-from lamplighter.node.observe.environ import Unreadable, live_environment
+from lamplighter.node.system import processes
+from lamplighter.node.variables import memory
+from lamplighter.node.variables.memory import Unreadable, live_environment
 from tests.node.living import IS_ROOT, NOBODY, SLEEP, Living, process_of, until
 from tests.node.test_sitecustomize import NAMES, PYTHONS
 
@@ -125,11 +126,11 @@ def test_a_reading_during_which_the_array_changed_is_thrown_away(
     living: Living, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(living, sys.executable, "pass", {"V_A": "1", "V_B": "2", "V_C": "3"})
-    real, calls = environ._array, itertools.count()
-    monkeypatch.setattr(environ, "_array", lambda *where: real(*where)[: next(calls) % 2 + 1])
+    real, calls = memory._array, itertools.count()
+    monkeypatch.setattr(memory, "_array", lambda *where: real(*where)[: next(calls) % 2 + 1])
     with pytest.raises(Unreadable, match="changes faster than it can be read"):
         live_environment(process)
-    assert next(calls) == 2 * environ.ATTEMPTS
+    assert next(calls) == 2 * memory.ATTEMPTS
 
 
 def test_an_executable_that_was_replaced_meanwhile_is_read(living: Living, tmp_path: Path) -> None:
@@ -169,9 +170,9 @@ def read_as_nobody(pid: int, prepare: str = "") -> str:
     """Try in a child that gave up root; return what it said."""
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "import os\nfrom lamplighter.node.observe import environ, processes\n"
+        "import os\nfrom lamplighter.node.system import processes\nfrom lamplighter.node.variables import memory\n"
         f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n{prepare}\n"
-        f"try:\n    print(environ.live_environment(processes.read_process({pid})))\n"
+        f"try:\n    print(memory.live_environment(processes.read_process({pid})))\n"
         "except environ.Unreadable as reason:\n    print('unreadable:', reason)"
     )
     words = [sys.executable, "-I", "-S", "-c", code]
@@ -203,7 +204,7 @@ def test_files_that_are_no_elf_of_64_bits(tmp_path: Path) -> None:
     for head in (b"", b"#!/bin/sh\n" * 9, b"\x7fELF\x01\x01" + bytes(80), b"\x7fELF\x02\x02" + bytes(80)):
         (tmp_path / "file").write_bytes(head)
         with pytest.raises((ValueError, struct.error)):
-            environ._place(str(tmp_path / "file"), (11,))
+            memory._place(str(tmp_path / "file"), (11,))
 
 
 def test_the_symbol_may_be_the_tail_of_a_longer_name() -> None:
@@ -211,7 +212,7 @@ def test_the_symbol_may_be_the_tail_of_a_longer_name() -> None:
     entry = struct.Struct("<IBxHQ8x")
 
     def look_up(*symbols: tuple[int, int, int, int]) -> int | None:
-        return environ._look_up(b"".join(entry.pack(*each) for each in symbols), strings)
+        return memory._look_up(b"".join(entry.pack(*each) for each in symbols), strings)
 
     assert look_up((3, 0x11, 5, 0x100), (1, 0x11, 5, 0x200)) == 0x100
     assert look_up((1, 0x11, 5, 0x200)) == 0x200

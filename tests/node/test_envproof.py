@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import envproof
-from lamplighter.node.envproof import SECRET, Proof, prove_before
+from lamplighter.node.variables import before
+from lamplighter.node.variables.before import SECRET, Proof, prove_before
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import NASTY, place
 
@@ -266,7 +266,7 @@ def test_at_the_deadline_the_whole_group_is_gone(
             hang = pids.exists() and pids.read_text().count("\n") == 2
             return time.monotonic() + (3600 if hang else 0)
 
-    monkeypatch.setattr(envproof, "time", Clock)
+    monkeypatch.setattr(before, "time", Clock)
     hang = (
         f"import os, sys, time\nif {'True' if where == 'parent' else IN_CHILD}:\n"
         f"    sys.stdout.write('thinking'); sys.stdout.flush(); child = os.fork()\n"
@@ -313,8 +313,8 @@ def test_who_closes_all_descriptors_and_opens_others_does_no_harm(launch: Path, 
 @pytest.mark.timeout(60)
 def test_who_writes_without_end_does_not_keep_us_from_the_clock() -> None:
     with open("/dev/zero", "rb", buffering=0) as endless:
-        envproof._drain(endless.fileno(), heard := bytearray())
-    assert 0 < len(heard) <= envproof.ANSWER_LIMIT + 65536
+        before._drain(endless.fileno(), heard := bytearray())
+    assert 0 < len(heard) <= before.ANSWER_LIMIT + 65536
 
 
 def test_noise_on_stdout_and_stderr_does_no_harm(launch: Path, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_leaves_no_record_and_no_file(launch: Path, tmp_path: Path) -> None:
 def test_runs_on_the_nodes_oldest_python_in_isolation(launch: Path, python: str) -> None:
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1])\n"
-        "from lamplighter.node.envproof import prove_before\n"
+        "from lamplighter.node.variables.before import prove_before\n"
         "proof = prove_before(sys.argv[2], [sys.argv[3]], json.loads(sys.argv[4]), 30)\n"
         "print(json.dumps([proof.ok, proof.message]))"
     )

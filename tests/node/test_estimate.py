@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import estimate
-from lamplighter.node.estimate import Start, earlier_starts, phase_remaining, remaining, shrunk
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.log.watch import LogWatch
-from lamplighter.node.observe import processes, vitals
-from lamplighter.node.observe.processes import Activity
-from lamplighter.node.observe.vitals import StallClock
+from lamplighter.node.start import eta, vitals
+from lamplighter.node.start.eta import Start, earlier_starts, phase_remaining, remaining, shrunk
+from lamplighter.node.start.vitals import StallClock
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Activity
 
 
 def journal(home: ServerHome, number: int, outcome: str = "deployed", **told: Any) -> None:
@@ -58,7 +58,7 @@ def test_a_pool_has_shrunk_only_compared_with_the_same_command_line() -> None:
     assert shrunk(starts, "c", {"kv_tokens": 95.0}) == {}
     assert shrunk(starts, "other", {"kv_tokens": 1.0}) == {}
     assert shrunk([], "c", {"kv_tokens": 1.0}) == {}
-    assert estimate.SHRUNK < 0.95
+    assert eta.SHRUNK < 0.95
 
 
 ENGINE = {"stall": {"weights": 100}, "phases": [{"name": "weights", "patterns": ["loading"]}], "idle": ["waiting"]}

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import standing
+from lamplighter.node.gpu import gpus, holders
+from lamplighter.node.health import drift, facts, standing
 from lamplighter.node.layout import server_home
-from lamplighter.node.observe import drift, facts, gpus, holders, processes
+from lamplighter.node.system import processes
 from tests.node.living import SLEEP, Living
 
 # ---------------------------------------------------------------------------------------------------------- parsers

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from lamplighter.node import worker
-from lamplighter.node.act import files
 from lamplighter.node.layout import RunDirectory
+from lamplighter.node.system import files
 from tests.node.living import PROJECT, Living, until
 
 OLD, NEW = "old" * 50_000, "new" * 70_000
 
 WRITE_FOR_EVER = """
 import itertools
-from lamplighter.node.act import files
+from lamplighter.node.system import files
 path = sys.argv[1]
 for turn in itertools.count():
     files.write_file(path, ("old" * 50_000, "new" * 70_000)[turn % 2])
@@ -35,7 +35,7 @@ for turn in itertools.count():
 DIE_AT = """
 import os, shutil, signal, sys
 sys.path.insert(0, {project!r})
-from lamplighter.node.act import files
+from lamplighter.node.system import files
 step, when = sys.argv[1].split(":")
 owner = shutil if step == "rmtree" else os
 real = getattr(owner, step)
@@ -222,7 +222,7 @@ def test_a_directory_that_is_replaced_is_never_missing(tmp_path: Path, living: L
     make_tree(tmp_path / "release", "old")
     code = """
 import os
-from lamplighter.node.act import files
+from lamplighter.node.system import files
 print("placing")
 for turn in range(100):
     os.mkdir(sys.argv[1] + "/.tmp-fresh")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.freed import NotFreed
-from lamplighter.node.observe import gpus
+from lamplighter.node.gpu import gpus
+from lamplighter.node.gpu.freeing import NotFreed
 from lamplighter.node.stages import swap
 
 NOBODY = 2**22 + 1  # above the largest pid

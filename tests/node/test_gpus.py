@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamplighter.node.observe import gpus, holders
-from lamplighter.node.observe.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
+from lamplighter.node.gpu import gpus, holders
+from lamplighter.node.gpu.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
 from tests.node.living import group_members, until
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.observe import facts, ground, ports, startup
-from lamplighter.node.observe.ground import Finding, Start
+from lamplighter.node.health import facts
+from lamplighter.node.start import ground, startup
+from lamplighter.node.start.ground import Finding, Start
+from lamplighter.node.system import ports
 from lamplighter.release.engine import load_engine
 from tests.node.living import IS_ROOT, NOBODY
 
@@ -240,7 +242,7 @@ def test_several_ranks_need_more_shared_memory(monkeypatch: pytest.MonkeyPatch) 
 
 def test_shared_memory_that_the_stopped_server_gives_back_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch, "/dev/shm", mib=3)
-    monkeypatch.setattr("lamplighter.node.observe.processes.mapped_below", lambda directory, pids: sum(pids) << 20)
+    monkeypatch.setattr("lamplighter.node.system.processes.mapped_below", lambda directory, pids: sum(pids) << 20)
     assert "shm_full" in {each.id for each in ground.examine(serving("sglang"), [5])}
     assert "shm_full" not in {each.id for each in ground.examine(serving("sglang"), [50])}
 
@@ -399,7 +401,7 @@ def test_a_disk_on_which_verify_would_fail(monkeypatch: pytest.MonkeyPatch, tmp_
 NOEXEC = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from lamplighter.node.observe import ground
+from lamplighter.node.start import ground
 start = ground.Start("kimi", (), {}, sys.argv[2], "kimi-k2", "127.0.0.1", 8000, 0, {})
 (found,) = (each for each in ground.examine(start) if each.id.startswith("interpreter"))
 print(found.id, found.message, found.hint)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lamplighter.node.observe import http
-from lamplighter.node.observe.http import HttpFailed, Reply
+from lamplighter.node.system import http
+from lamplighter.node.system.http import HttpFailed, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node import preflight
-from lamplighter.node.act import launcher, stop
-from lamplighter.node.act.launcher import ExitStatus, Launched, LaunchFailed
+from lamplighter.node.health import preflight
+from lamplighter.node.keeper import launcher, stop
+from lamplighter.node.keeper.launcher import ExitStatus, Launched, LaunchFailed
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 from tests.node.living import Living, is_running, kill, members, process_of, until
 
 

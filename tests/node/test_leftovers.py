@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.act import leftovers
-from lamplighter.node.act.leftovers import Holdings
+from lamplighter.node.keeper import leftovers
+from lamplighter.node.keeper.leftovers import Holdings
 from tests.node.living import IS_ROOT, NOBODY, Living, kill, process_of
 
 MAP = """
@@ -119,7 +119,7 @@ def test_without_a_look_at_every_process_only_private_ones_go(living: Living, ru
     code = f"""
 import os, time
 sys.path.insert(0, {runner_home!r})
-from lamplighter.node.act import leftovers
+from lamplighter.node.keeper import leftovers
 made = []
 for name, mode in (("private", 0o600), ("shared", 0o666)):
     path = f"/dev/shm/psm_{{name}}{uuid.uuid4().hex}"

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import liveproof
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.liveproof import CARRIES, DIFFERS, INCONCLUSIVE, Expected, prove_live
-from lamplighter.node.observe import environ, nccl
-from lamplighter.node.observe.processes import Process
+from lamplighter.node.system.processes import Process
+from lamplighter.node.variables import live, memory, nccl
+from lamplighter.node.variables.live import CARRIES, DIFFERS, INCONCLUSIVE, Expected, prove_live
 from tests.node.living import Living, process_of
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import place
@@ -67,10 +66,10 @@ def worker(living: Living, launch: Path, code: str = "pass", python: str = sys.e
 
 
 def expected_of(launch: Path) -> Expected:
-    return liveproof.expected_of(ReleaseDirectory(str(launch.parent)))
+    return live.expected_of(ReleaseDirectory(str(launch.parent)))
 
 
-def prove(launch: Path, *workers: Process, version: str | None = "0.5.16", **options: Any) -> liveproof.LiveProof:
+def prove(launch: Path, *workers: Process, version: str | None = "0.5.16", **options: Any) -> live.LiveProof:
     records = str(launch.parent.parent / "records")
     return prove_live(workers, expected_of(launch), records, ENGINE, lambda: version, **options)
 
@@ -80,15 +79,15 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Yama has it for an ordinary user on Ubuntu."""
 
     def refuse(_: Process) -> Mapping[str, str]:
-        raise environ.Unreadable("Yama forbids it: kernel.yama.ptrace_scope is 1")
+        raise memory.Unreadable("Yama forbids it: kernel.yama.ptrace_scope is 1")
 
-    monkeypatch.setattr(environ, "live_environment", refuse)
-    monkeypatch.setattr(liveproof, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "live_environment", refuse)
+    monkeypatch.setattr(live, "SETTLED_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveproof, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(live, "SETTLED_SECONDS", 0.0)
 
 
 WIPED = "import setproctitle; setproctitle.setproctitle('sglang::scheduler_TP0')"
@@ -267,14 +266,14 @@ def test_tools_are_no_workers_but_who_holds_a_gpu_is(living: Living, launch: Pat
     fields = {**vars(tracker), "argv": ("python", "-c", "from multiprocessing.resource_tracker import main;main(5)")}
     tracker = Process(**fields)
     members = [main, tool, tracker, titled]
-    assert liveproof.workers_of(members, set(), ENGINE) == sorted([main, titled], key=lambda one: one.pid)
-    assert liveproof.workers_of(members, {tool.pid}, ENGINE) == [tool]
+    assert live.workers_of(members, set(), ENGINE) == sorted([main, titled], key=lambda one: one.pid)
+    assert live.workers_of(members, {tool.pid}, ENGINE) == [tool]
 
 
 def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: Path) -> None:
     main, other = worker(living, launch), worker(living, launch)
-    assert liveproof.workers_of([main, other], set(), ENGINE, main.pid) == [other]
-    assert liveproof.workers_of([main], set(), ENGINE, main.pid) == [main]
+    assert live.workers_of([main, other], set(), ENGINE, main.pid) == [other]
+    assert live.workers_of([main], set(), ENGINE, main.pid) == [main]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: 
     ],
 )
 def test_version_ranges(version: str | None, wanted: str, is_in: bool) -> None:
-    assert liveproof.is_version_in(version, wanted) == is_in
+    assert live.is_version_in(version, wanted) == is_in
 
 
 # -- what NCCL says

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.act import lock
 from lamplighter.node.layout import RunDirectory, server_home
 from lamplighter.node.stages import locks
+from lamplighter.node.system import lock
 from tests.node.living import IS_ROOT, NOBODY, Living, Speaking, is_running, kill, process_of, until
 
 HOLD = """
 import time
-from lamplighter.node.act import lock
+from lamplighter.node.system import lock
 held = lock.acquire("GPU 0", sys.argv[1])
 held.note({"run": "r1", "by": "ada@desk", "stage": "ready"})
 print("held")
@@ -101,7 +101,7 @@ def test_a_look_at_the_holder_does_not_keep_anybody_out(tmp_path: Path, living: 
     path = tmp_path / "lock"
     lock.acquire("GPU 0", str(path)).release()
     looking = living.python(
-        "from lamplighter.node.act import lock\nprint('looking')\nwhile True: lock.holder_of(sys.argv[1])", str(path)
+        "from lamplighter.node.system import lock\nprint('looking')\nwhile True: lock.holder_of(sys.argv[1])", str(path)
     )
     assert looking.first_line == "looking"
     for _ in range(500):
@@ -152,7 +152,7 @@ def test_a_tool_that_the_holder_started_does_not_hold_it(tmp_path: Path, living:
 def test_the_server_that_the_holder_launched_does_not_hold_it(tmp_path: Path, living: Living, runner_home: str) -> None:
     code = """
 import time
-from lamplighter.node.act import launcher, lock
+from lamplighter.node.keeper import launcher; from lamplighter.node.system import lock
 from lamplighter.node.layout import RunDirectory
 held = lock.acquire("GPU 0", sys.argv[1])
 launch = RunDirectory(sys.argv[2]).launch("new")
@@ -257,7 +257,7 @@ def test_two_users_keep_each_other_out(open_dir: Path, living: Living, runner_ho
         return living.start(words, stdout=subprocess.PIPE, text=True, user=uid, group=uid, umask=0o077, cwd="/")
 
     asking = (
-        "from lamplighter.node.act import lock\n"
+        "from lamplighter.node.system import lock\n"
         "try:\n    lock.acquire('GPU 0', sys.argv[1]); print('mine')\n"
         "except lock.Locked as locked: print(locked.holder['by'])\n"
     )

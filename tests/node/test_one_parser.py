@@ -13,16 +13,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 #: Who may name a path of a process (or of the network) below /proc, or an option of nvidia-smi, and why.
 PROC = {
-    "lamplighter/node/observe/processes.py": "the parser of /proc/PID",
-    "lamplighter/node/observe/environ.py": "the memory of a process, by way of the paths of the above",
-    "lamplighter/node/observe/ports.py": "the parser of /proc/net",
-    "lamplighter/node/act/detached.py": "words of an error",
-    "lamplighter/node/envproof.py": "the probe opens a pipe of its own again; it runs in the server's Python, alone",
+    "lamplighter/node/system/processes.py": "the parser of /proc/PID",
+    "lamplighter/node/variables/memory.py": "the memory of a process, by way of the paths of the above",
+    "lamplighter/node/system/ports.py": "the parser of /proc/net",
+    "lamplighter/node/keeper/detached.py": "words of an error",
+    "lamplighter/node/variables/before.py": "the probe opens its own pipe again; it runs in the server's Python, alone",
     "roles/node/checks/test_server.py": "an independent witness: it runs commands on the node and shares no code",
     "lamplighter/run/backend.py": "the same witness's way to the node",
 }
 SMI = {
-    "lamplighter/node/observe/gpus.py": "the parser of nvidia-smi",
+    "lamplighter/node/gpu/gpus.py": "the parser of nvidia-smi",
     "roles/node/checks/test_gpus.py": "an independent witness, as above",
 }
 OF_A_PROCESS = re.compile(r"/proc(?:/(?:[0-9*{%$]|self|net|stat\b|$)|$)")

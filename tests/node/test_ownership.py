@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.act import stop
+from lamplighter.node.keeper import ownership, stop
+from lamplighter.node.keeper.ownership import FOREIGN, LISTED, OURS, STALE, Claim, Evidence, Recorded
 from lamplighter.node.layout import RunDirectory
-from lamplighter.node.observe import ownership, ports, processes
-from lamplighter.node.observe.ownership import FOREIGN, LISTED, OURS, STALE, Claim, Evidence, Recorded
-from lamplighter.node.observe.processes import Identity, Process
+from lamplighter.node.system import ports, processes
+from lamplighter.node.system.processes import Identity, Process
 from lamplighter.release.engine import load_engine
 from tests.node.living import (
     IS_ROOT,

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.act import restarters
-from lamplighter.node.act.restarters import Restarter
-from lamplighter.node.observe import processes
-from lamplighter.node.observe.ownership import STALE, Claim
-from lamplighter.node.observe.processes import Process
+from lamplighter.node.keeper import restarters
+from lamplighter.node.keeper.ownership import STALE, Claim
+from lamplighter.node.keeper.restarters import Restarter
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Process
 from tests.node.living import SLEEP, Living, kill, process_of, until
 from tests.node.test_restarters import PROGRAMS, no_word
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lamplighter.node.observe import ports
-from lamplighter.node.observe.ports import PortCheck
+from lamplighter.node.system import ports
+from lamplighter.node.system.ports import PortCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_every_process_that_has_the_socket_owns_it(sockets: ExitStack) -> None:
 def test_an_owner_that_may_not_be_looked_into_is_named_by_its_user(sockets: ExitStack) -> None:
     port = listening(sockets)
     code = f"import sys; sys.path.insert(0, {PROJECT!r}); import os\n"
-    code += "from lamplighter.node.observe import ports\n"
+    code += "from lamplighter.node.system import ports\n"
     code += f"ports.can_bind('127.0.0.1', {port})  # all modules are loaded before their files may be unreadable\n"
     code += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     code += (

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import preflight
+from lamplighter.node.gpu import gpus
+from lamplighter.node.health import preflight
 from lamplighter.node.layout import RunDirectory, ServerHome
-from lamplighter.node.observe import gpus, ports, processes
-from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
+from lamplighter.node.start.ground import Finding
+from lamplighter.node.system import ports, processes
 from tests.node.living import Living, until
 
 #: Binds a port, says which in a file, and listens when another file is there.

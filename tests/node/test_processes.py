@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lamplighter.node.observe import processes
-from lamplighter.node.observe.processes import Container, Handle, Identity, Process, Unit
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Container, Handle, Identity, Process, Unit
 from tests.node.living import group_members, process_of, session_members, until
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
 import time
 from lamplighter.node import preflight
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 other = processes.read_process(int(sys.argv[2]))
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 1 << 14 | 1 << 18, None) or \\

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import readiness
-from lamplighter.node.act.launcher import Launched
+from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
 from lamplighter.node.log.file import LogFile
-from lamplighter.node.observe import processes
 from lamplighter.node.plan import Plan
-from lamplighter.node.probe import find_api_key
-from lamplighter.node.readiness import NotReady, Ready
+from lamplighter.node.start import readiness
+from lamplighter.node.start.probe import find_api_key
+from lamplighter.node.start.readiness import NotReady, Ready
+from lamplighter.node.system import processes
 from tests.node.living import Living, process_of, until
 
 #: Runs each line of its stdin. `serve` opens the port; `answers` says how it answers.

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lamplighter.node import events, journal
-from lamplighter.node.act import files
 from lamplighter.node.layout import RunDirectory
-from lamplighter.node.observe.processes import Identity
+from lamplighter.node.system import files
+from lamplighter.node.system.processes import Identity
 from tests.node.living import Living, is_running, process_of, until
 
 READER_GONE = 77

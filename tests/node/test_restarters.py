@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lamplighter.node.act import restarters, systemd
-from lamplighter.node.act.restarters import Restarter
-from lamplighter.node.observe import processes
-from lamplighter.node.observe.ownership import FOREIGN, LISTED, OURS, STALE, Claim
-from lamplighter.node.observe.parents import Programs
-from lamplighter.node.observe.processes import Container, Identity, Process, Unit
+from lamplighter.node.keeper import restarters, systemd
+from lamplighter.node.keeper.ownership import FOREIGN, LISTED, OURS, STALE, Claim
+from lamplighter.node.keeper.parents import Programs
+from lamplighter.node.keeper.restarters import Restarter
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Container, Identity, Process, Unit
 from tests.node.living import PROJECT, Living
 
 PROGRAMS = Programs.of({"programs": yaml.safe_load((PROJECT / "roles/node/programs.yml").read_text())})

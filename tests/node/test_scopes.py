@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.act import interpreter
 from lamplighter.node.layout import ServerHome, server_home
-from lamplighter.node.observe import startup
+from lamplighter.node.start import startup
+from lamplighter.node.variables import interpreter
 from tests.nodes.park import Node
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import place
@@ -229,9 +229,9 @@ def test_a_python_that_runs_no_start_up_file_is_refused(tmp_path: Path, home: Se
 KILL_EVERYWHERE = """
 import itertools, json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from lamplighter.node.act import interpreter
+from lamplighter.node.variables import interpreter
 from lamplighter.node.layout import server_home
-from lamplighter.node.observe.startup import Startup
+from lamplighter.node.start.startup import Startup
 fields, scope, home = json.loads(sys.argv[2]), sys.argv[3], server_home(sys.argv[4], "kimi")
 python = Startup(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 real = {name: getattr(os, name) for name in ("rename", "fsync", "unlink", "mkdir", "fchmod", "open", "symlink")}
@@ -431,9 +431,9 @@ def on_node(node: Node, code: str, *arguments: str) -> Any:
     """Run ``code`` on the node as the runner would; it may use ``home`` and leaves its answer in ``answer``."""
     head = (
         f"import sys, json; sys.path.insert(0, {str(PROJECT)!r})\n"
-        "from lamplighter.node.act import interpreter\n"
+        "from lamplighter.node.variables import interpreter\n"
         "from lamplighter.node.layout import server_home\n"
-        "from lamplighter.node.observe import startup\n"
+        "from lamplighter.node.start import startup\n"
         "home = server_home('/var/lib/lamplighter', 'kimi')\n"
         "def ask(*words): return startup.ask(words, {'PATH': '/usr/bin:/bin'})\n"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node import serving
+from lamplighter.node.health import serving
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import ports
 from lamplighter.node.plan import Plan
+from lamplighter.node.system import ports
 from tests.node.living import Living, until
 from tests.node.test_standing import ENGINES, Server, deployed, plan_of, server
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import standing, verbs
+from lamplighter.node import verbs
+from lamplighter.node.health import standing
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 from lamplighter.release.engine import load_engine
 from tests.node.living import Living, until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.envproof import prove_before
-from lamplighter.node.observe import startup
-from lamplighter.node.observe.startup import NoPython, interpreter_of
+from lamplighter.node.start import startup
+from lamplighter.node.start.startup import NoPython, interpreter_of
+from lamplighter.node.variables.before import prove_before
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import place
 

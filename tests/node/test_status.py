@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import events, preflight, serving, verbs
-from lamplighter.node.act import launched as launches
-from lamplighter.node.act import launcher, systemd
+from lamplighter.node import events, verbs
+from lamplighter.node.health import preflight, serving
+from lamplighter.node.keeper import launched as launches
+from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 from tests.node.test_standing import Server, deployed, server
 
 __all__ = ["server"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.act import stop
-from lamplighter.node.observe import processes
-from lamplighter.node.observe.processes import Process
+from lamplighter.node.keeper import stop
+from lamplighter.node.system import processes
+from lamplighter.node.system.processes import Process
 from tests.node.living import IS_ROOT, NOBODY, Living, group_members, is_running, process_of, until
 
 STUBBORN = """
@@ -211,8 +211,8 @@ def test_it_never_ends_whom_it_descends_from(living: Living) -> None:
     """As with a shell over SSH whose command line carries the engine's name: the signal comes from below it."""
     code = """
 import os, signal, subprocess, time
-from lamplighter.node.act import stop
-from lamplighter.node.observe import processes
+from lamplighter.node.keeper import stop
+from lamplighter.node.system import processes
 above = processes.read_process(os.getpid())
 if os.fork() == 0:
     if os.fork() == 0:
@@ -236,8 +236,8 @@ def test_what_may_not_be_signalled_survives_and_is_named(living: Living, runner_
     code = f"""
 import signal
 sys.path.insert(0, {runner_home!r})
-from lamplighter.node.act import stop
-from lamplighter.node.observe import processes
+from lamplighter.node.keeper import stop
+from lamplighter.node.system import processes
 stop.KILL_SECONDS = 0.3
 found = [processes.read_process({other.pid})]
 print(stop.describe_survivors(stop.stop(lambda: found, stop.Manner(signal.SIGTERM, 0.1), lambda text: None)))

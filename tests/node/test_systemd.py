@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.act import launched, launcher, systemd
-from lamplighter.node.act.launched import ExitStatus, LaunchFailed, Order
-from lamplighter.node.act.systemd import Manager
+from lamplighter.node.keeper import launched, launcher, systemd
+from lamplighter.node.keeper.launched import ExitStatus, LaunchFailed, Order
+from lamplighter.node.keeper.systemd import Manager
 from lamplighter.node.layout import ServerHome
-from lamplighter.node.observe import processes
+from lamplighter.node.system import processes
 from tests.node.living import PROJECT
 
 TEMPLATE = (PROJECT / "tests" / "unit" / "golden" / "kimi-server.service").read_text()

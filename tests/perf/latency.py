@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lamplighter.node import readiness
-from lamplighter.node.act.launcher import Launched
+from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import LaunchFiles
-from lamplighter.node.observe import http, processes
 from lamplighter.node.plan import Plan
-from lamplighter.node.readiness import NotReady, Ready
+from lamplighter.node.start import readiness
+from lamplighter.node.start.readiness import NotReady, Ready
+from lamplighter.node.system import http, processes
 from lamplighter.release.engine import load_engine
 
 PROJECT = Path(__file__).resolve().parents[2]

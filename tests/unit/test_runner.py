@@ -20,8 +20,8 @@ from lamplighter.run.runner import boot_source, pack
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small package in place of ours."""
     node = tmp_path / "lamplighter" / "node"
-    (node / "act").mkdir(parents=True)
-    (node / "act" / "z.py").write_text("Z = 1\n")
+    (node / "system").mkdir(parents=True)
+    (node / "system" / "z.py").write_text("Z = 1\n")
     (node / "a.py").write_text("A = 'é'\n", encoding="utf-8")
     (node / "boot.py").write_text("never packed\n")
     (node / "notes.txt").write_text("never packed\n")
@@ -94,7 +94,7 @@ def test_the_same_source_gives_the_same_bytes(package: Path) -> None:
 
 def test_what_is_packed(package: Path) -> None:
     names = zipfile.ZipFile(io.BytesIO(fresh().data)).namelist()
-    assert names == ["__main__.py", "lamplighter/__init__.py", "lamplighter/node/a.py", "lamplighter/node/act/z.py"]
+    assert names == ["__main__.py", "lamplighter/__init__.py", "lamplighter/node/a.py", "lamplighter/node/system/z.py"]
 
 
 @pytest.mark.node

@@ -22,9 +22,9 @@ import yaml
 
 from lamplighter.errors import Unreachable, UsageError
 from lamplighter.node.events import Exit
+from lamplighter.node.gpu import xids
 from lamplighter.node.log import causes
 from lamplighter.node.log.verdict import Diagnosis
-from lamplighter.node.observe import xids
 from lamplighter.run import verify
 from lamplighter.run.checks import ServerUnderCheck, run_checks
 from lamplighter.run.verify import CheckResult, Results, junit_text

@@ -17,8 +17,9 @@ import signal
 import subprocess
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from lamplighter.node.gpu import gpus, xids
 from lamplighter.node.log.verdict import Diagnosis
-from lamplighter.node.observe import gpus, ports, processes, xids
+from lamplighter.node.system import ports, processes
 
 KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20

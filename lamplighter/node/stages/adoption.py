@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lamplighter.node import preflight
-from lamplighter.node.act import adopt
-from lamplighter.node.observe import holders, ownership
+from lamplighter.node.gpu import holders
+from lamplighter.node.health import preflight
+from lamplighter.node.keeper import adopt, ownership
 from lamplighter.node.worker import Run
 
 #: What it means that a server cannot be adopted.

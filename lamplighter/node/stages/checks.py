@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Optional
 
-from lamplighter.node import preflight, wayback
 from lamplighter.node.events import Exit
+from lamplighter.node.gpu import gpus
+from lamplighter.node.health import preflight, wayback
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import gpus
-from lamplighter.node.observe.ground import Finding
+from lamplighter.node.start.ground import Finding
 from lamplighter.node.worker import Run, StageFailure
 
 

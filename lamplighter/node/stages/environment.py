@@ -7,12 +7,14 @@ import shutil
 import subprocess
 from typing import Collection, Mapping, Optional
 
-from lamplighter.node import envproof, liveproof, standing
-from lamplighter.node.act import interpreter, launcher, lock
 from lamplighter.node.events import Exit
+from lamplighter.node.health import facts, standing
+from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.observe import facts, processes, startup
 from lamplighter.node.stages.ready import see_it_live
+from lamplighter.node.start import startup
+from lamplighter.node.system import lock, processes
+from lamplighter.node.variables import before, interpreter, live
 from lamplighter.node.worker import Run, StageFailure
 
 PROOF_SECONDS = 30.0
@@ -25,23 +27,23 @@ def prove(run: Run) -> Optional[str]:
     they hold nothing that the old server's processes would notice. Where this fails, new ones are taken away again.
     """
     try:
-        before = interpreter.present(run.home)
+        kept = interpreter.present(run.home)
     except OSError as error:
         raise _refused(run, error) from error
     try:
         return _prove(run)
     except StageFailure:
-        _give_back(run, before)
+        _give_back(run, kept)
         raise
 
 
 def _prove(run: Run) -> Optional[str]:
     assert run.release is not None
     environ = launcher.bare_environment()
-    expected = liveproof.expected_of(run.release)
+    expected = live.expected_of(run.release)
     python = _interpreter(run, environ)
     _reach(run, python, environ)
-    proof = envproof.prove_before(
+    proof = before.prove_before(
         run.release.launch_script,
         python,
         {**expected.values, **_pythonpath(run)},
@@ -89,12 +91,12 @@ def confirm(run: Run) -> Optional[str]:
     assert run.release is not None
     assert run.launched is not None
     members = launcher.members(run.launched, processes.processes())
-    proof = liveproof.prove_live(
-        liveproof.workers_of(members, liveproof.gpu_holders(run.uuids), run.engine, run.launched.main.pid),
-        liveproof.expected_of(run.release),
+    proof = live.prove_live(
+        live.workers_of(members, live.gpu_holders(run.uuids), run.engine, run.launched.main.pid),
+        live.expected_of(run.release),
         run.directory.records,
         run.engine,
-        liveproof.version_of(run.plan, run.engine, run.release),
+        live.version_of(run.plan, run.engine, run.release),
         run.launch.log if run.plan.nccl_proof else None,
     )
     see_it_live(run)

@@ -7,11 +7,12 @@ import os
 import time
 from typing import Any, Optional
 
-from lamplighter.node import events, preflight
-from lamplighter.node.act import files, lock
+from lamplighter.node import events
 from lamplighter.node.events import Exit
+from lamplighter.node.health import preflight
 from lamplighter.node.layout import all_servers
 from lamplighter.node.plan import Plan
+from lamplighter.node.system import files, lock
 from lamplighter.node.worker import Run, StageFailure
 
 #: How often a waiter looks how far the holder of its lock has come.

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Callable, Optional, Sequence
 
-from lamplighter.node import estimate, preflight, readiness
 from lamplighter.node.events import Exit
+from lamplighter.node.health import preflight
 from lamplighter.node.log import causes
-from lamplighter.node.observe import ground, ports, processes
-from lamplighter.node.probe import find_api_key
-from lamplighter.node.readiness import NotReady, Ready
+from lamplighter.node.start import eta, ground, readiness
+from lamplighter.node.start.probe import find_api_key
+from lamplighter.node.start.readiness import NotReady, Ready
+from lamplighter.node.system import ports, processes
 from lamplighter.node.worker import Run, StageFailure
 
 
 def wait_until_ready(run: Run) -> Optional[str]:
     """Watch the start until the server has answered a question, died, stalled, or run out of time."""
-    starts = estimate.earlier_starts(run.home)
+    starts = eta.earlier_starts(run.home)
     verdict = _watch(run, run.progress, run.warn, starts)
     if isinstance(verdict, NotReady):
         raise _failure(run, verdict)
-    command = estimate.command_digest(run.plan)
+    command = eta.command_digest(run.plan)
     run.progress(
         "ready: it generated a token",
         phase="ready",
@@ -28,7 +29,7 @@ def wait_until_ready(run: Run) -> Optional[str]:
         measures=dict(verdict.measures),
         command=command,
     )
-    _warn(run, verdict, estimate.shrunk(starts, command, verdict.measures))
+    _warn(run, verdict, eta.shrunk(starts, command, verdict.measures))
     run.new_answered_at = verdict.answered_at
     run.ready_seconds = verdict.seconds
     return None
@@ -45,7 +46,7 @@ def see_it_live(run: Run) -> None:
 
 
 def _watch(
-    run: Run, progress: Callable[..., None], warn: Callable[[str, str], None], starts: Sequence[estimate.Start]
+    run: Run, progress: Callable[..., None], warn: Callable[[str, str], None], starts: Sequence[eta.Start]
 ) -> Ready | NotReady:
     assert run.launch is not None
     assert run.launched is not None

@@ -9,14 +9,15 @@ import shutil
 import time
 from typing import Any, Optional, Sequence
 
-from lamplighter.node import serving, standing
-from lamplighter.node.act import files, launcher
 from lamplighter.node.events import Exit
+from lamplighter.node.health import serving, standing
+from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.stages.ready import see_it_live
+from lamplighter.node.system import files
 from lamplighter.node.worker import Run, StageFailure
 
 

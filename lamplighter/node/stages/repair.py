@@ -13,12 +13,13 @@ import re
 import time
 from typing import Callable, Optional
 
-from lamplighter.node import events, journal, preflight
-from lamplighter.node.act import files, launcher
+from lamplighter.node import events, journal
 from lamplighter.node.events import Exit
+from lamplighter.node.health import preflight
+from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import IDENTITY, RunDirectory, ServerHome, read_json
-from lamplighter.node.observe import processes
 from lamplighter.node.stages import releases
+from lamplighter.node.system import files, processes
 from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: Runs whose journals and logs are kept, besides those that a live server or a release refers to.

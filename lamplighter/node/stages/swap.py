@@ -7,12 +7,13 @@ import signal
 import time
 from typing import Any, Optional
 
-from lamplighter.node import freed, preflight
-from lamplighter.node.act import files, launcher, leftovers, restarters, stop, systemd
 from lamplighter.node.events import Exit
+from lamplighter.node.gpu import freeing, gpus
+from lamplighter.node.health import preflight
+from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, stop, systemd
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
-from lamplighter.node.observe import gpus, ownership, ports, processes
 from lamplighter.node.stages import adoption, checks
+from lamplighter.node.system import files, ports, processes
 from lamplighter.node.worker import Run, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
@@ -228,8 +229,10 @@ def wait_until_freed(run: Run) -> Optional[str]:
     """Wait for FREED on every GPU of the server: only that may start one."""
     if not run.plan.uses_gpus:
         return "gpus: [] - the server uses no GPU"
-    found = freed.await_freed(run.plan, run.home, run.uuids, lambda sample: _stoppable_pids(run, sample), run.progress)
-    if isinstance(found, freed.NotFreed):
+    found = freeing.await_freed(
+        run.plan, run.home, run.uuids, lambda sample: _stoppable_pids(run, sample), run.progress
+    )
+    if isinstance(found, freeing.NotFreed):
         holders = preflight.describe_pids(found.holders)
         raise StageFailure(
             Exit.NOT_FREED,
@@ -241,7 +244,7 @@ def wait_until_freed(run: Run) -> Optional[str]:
     return None
 
 
-def _how_to_free(run: Run, found: freed.NotFreed) -> str:
+def _how_to_free(run: Run, found: freeing.NotFreed) -> str:
     if any(processes.is_pid_alive(pid) for pid in found.holders):
         return f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again"
     if found.word == gpus.UNKNOWN:

@@ -1,0 +1,436 @@
+"""What a node is and how it stands, in one look: the answer behind every check that needs no command of its own.
+
+JSON-safe and flat enough to be read by eye. Runs nvidia-smi three times at most, reads /proc, /sys, /etc and file
+system sizes; changes nothing. Nothing here raises on an odd node: what cannot be read is None, and where that matters
+``error`` beside it says why.
+
+Units: bytes, seconds, MiB where the name says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from lamplighter.node.gpu import gpus, holders, xids
+from lamplighter.node.system import ports, processes
+from lamplighter.node.system.processes import Process
+
+#: What is asked of every GPU beyond what a verdict needs; a driver that does not know one leaves it out.
+DETAILS = (
+    "driver_version",
+    "persistence_mode",
+    "compute_mode",
+    "mig.mode.current",
+    "gpu_recovery_action",
+    "fabric.state",
+    "fabric.status",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_event_reasons.active",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
+
+DRIVER_FILE = "/proc/driver/nvidia/version"
+
+#: Files from which NCCL takes variables that no inventory knows of. facts: they print the same lines in its log as the
+#: environment does, and the environment wins.
+NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+
+#: Seconds that nvidia-smi may take in all.
+SMI_SECONDS = 20.0
+
+#: For how long a process in D state is looked at before it counts as stuck, and how often.
+STUCK_SECONDS = 2.0
+STUCK_LOOKS = 10
+
+_MEMORY = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "HugePages_Total", "HugePages_Free")
+#: File systems that hold no files of anybody.
+_PSEUDO = re.compile(
+    r"autofs|bpf|cgroup2?|configfs|debugfs|devpts|efivarfs|fusectl|hugetlbfs|mqueue|nsfs|proc|pstore|ramfs"
+    r"|rpc_pipefs|securityfs|selinuxfs|squashfs|sysfs|tracefs"
+)
+
+
+def node_facts(
+    wanted: Union[str, Sequence[Union[int, str]]], paths: Iterable[str], accepted: Collection[str] = ()
+) -> Dict[str, Any]:
+    """Describe the node: its kernel, driver, GPUs, memory, mounts, listeners, stuck processes and leftovers.
+
+    ``wanted`` are the server's ``gpus`` (none for an empty list), ``paths`` the places whose free space matters,
+    ``accepted`` the warnings of nvidia-smi that may stay.
+    """
+    table = processes.processes()
+    return {
+        "t": time.time(),
+        "host": _host(),
+        "driver": {"module": loaded_driver()},
+        **gpu_facts(wanted, accepted),
+        "ports": [
+            {"address": found.address, "port": found.port, "pids": list(found.pids), "uid": found.uid}
+            for found in ports.listeners()
+        ],
+        "memory": read_meminfo(_text(f"{processes.PROC}/meminfo") or ""),
+        "mounts": read_mounts(_text(f"{processes.PROC}/self/mounts") or ""),
+        "space": {path: space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
+        "stuck": stuck(table),
+        "iommu": {"groups": _count("/sys/kernel/iommu_groups"), "cmdline": (_text("/proc/cmdline") or "").strip()},
+        "fatal_xids": xids.fatal(),
+        "nccl_files": {path: _text(os.path.expanduser(path)) for path in NCCL_FILES},
+    }
+
+
+def _host() -> Dict[str, Any]:
+    uptime = (_text(f"{processes.PROC}/uptime") or "0").split()
+    uid = os.geteuid()
+    return {
+        "name": platform.node(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "boot_id": processes.boot_id(),
+        "uptime": float(uptime[0]),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "uid": uid,
+        "user": processes.user_name(uid),
+        "has_systemd": os.path.isdir("/run/systemd/system"),
+    }
+
+
+def loaded_driver() -> Optional[str]:
+    """Return the version of the driver that the kernel has loaded, None where there is none."""
+    return read_driver(_text(DRIVER_FILE))
+
+
+def read_driver(text: Optional[str]) -> Optional[str]:
+    """Return the version of the loaded kernel module from /proc/driver/nvidia/version; None without one.
+
+    facts: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Wed ...``, or ``... Open Kernel Module for
+    x86_64  590.44.01  Release Build ...``.
+    """
+    found = re.search(r"^NVRM version:.*?\s{2,}(\d+(?:\.\d+)+)\s", text or "", re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def forbids_programs(path: str) -> bool:
+    """Tell whether ``path`` lies on a file system that is mounted ``noexec``: then no program there can start."""
+    try:
+        return bool(os.statvfs(os.path.realpath(os.path.expanduser(path))).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]], accepted: Collection[str] = ()) -> Dict[str, Any]:
+    """Describe all GPUs of the node (``gpus``, ``smi``) and which of them the server's are (``wanted``)."""
+    if not wanted and gpus.take_sample(SMI_SECONDS).gpus.rc == 127:  # not installed
+        return {"gpus": [], "smi": {"error": None, "seconds": 0.0}, "wanted": {"uuids": [], "error": None}}
+    began = time.monotonic()
+    sample = gpus.accepting(gpus.take_sample(SMI_SECONDS), accepted)
+    taken = time.monotonic() - began
+    error = gpus.unreadable(sample)
+    more = {} if sample.gpus.rc is None else gpus.details(DETAILS, SMI_SECONDS)
+    resolved = gpus.resolve(wanted, sample) if wanted else gpus.Resolved(())
+    return {
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "total_mib": gpu.total_mib,
+                "used_mib": gpu.used_mib,
+                "temperature": gpu.temperature,
+                "pstate": gpu.pstate,
+                "details": more.get(gpu.uuid, {}),
+            }
+            for gpu in gpus.list_gpus(sample)
+        ],
+        "smi": {"error": error, "seconds": round(taken, 3)},
+        "wanted": {"uuids": list(resolved.uuids), "error": resolved.error},
+    }
+
+
+def holder_facts(
+    uuids: Sequence[str],
+    baseline: Mapping[str, Optional[int]],
+    ours: Callable[[], Collection[int]],
+    allow: Collection[str],
+    accepted: Collection[str] = (),
+) -> Dict[str, Any]:
+    """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
+
+    All of it is of one sample, the last: whoever else is there for a moment, and memory that is nobody's for a moment,
+    is looked at again. ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on
+    starting processes. ``unaccounted``: see ``gpus.unaccounted``.
+    """
+    if not uuids:
+        nothing = {"word": None, "reason": "the server uses no GPU", "unaccounted": ""}
+        return {**nothing, "holders": [], "open": [], "complete": True}
+    until = time.monotonic() + gpus.TEARDOWN_SECONDS
+    looks: Dict[int, int] = {}
+    while True:
+        sample, verdict = gpus.settle(uuids, baseline, allow, SMI_SECONDS, accepted)
+        known = set(ours())
+        names = {app.pid: app.name for app in verdict.apps}
+        listed = _alive({pid: names.get(pid, "") for pid in verdict.holders})
+        looks = {each["pid"]: looks.get(each["pid"], 0) + 1 for each in listed if each["pid"] not in known}
+        unaccounted = gpus.unaccounted(verdict, baseline)
+        is_lasting = len(listed) == len(verdict.holders) and all(count >= holders.LOOKS for count in looks.values())
+        if (is_lasting and not unaccounted) or time.monotonic() > until:
+            break
+        time.sleep(holders.APART_SECONDS)
+    scan, opened = holders.lastingly_open(sample, uuids, {*known, *verdict.holders}, allow)
+    others = _alive(dict.fromkeys(opened, ""))
+    known.update(ours())
+    return {
+        "word": verdict.word,
+        "reason": verdict.reason,
+        "unaccounted": unaccounted,
+        "holders": [{**each, "is_ours": each["pid"] in known} for each in listed],
+        "open": [{**each, "is_ours": each["pid"] in known} for each in others],
+        "complete": scan.complete,
+    }
+
+
+def _alive(named: Mapping[int, str]) -> List[Dict[str, Any]]:
+    """Describe those pids that still run; ``named`` has a title for one that is hidden from this user."""
+    found = []
+    for pid, name in named.items():
+        process = processes.read_process(pid)
+        if processes.is_pid_alive(pid):
+            title, user = (process.title, processes.user_name(process.uid)) if process else (name, "")
+            found.append({"pid": pid, "title": title, "user": user})
+    return found
+
+
+def describe(process: Process) -> Dict[str, Any]:
+    """Describe one process of the server."""
+    return {
+        "pid": process.pid,
+        "ppid": process.ppid,
+        "state": process.state,
+        "title": process.title,
+        "argv": list(process.argv),
+        "exe": process.exe,
+        "age": round(processes.age_seconds(process), 1),
+    }
+
+
+def limits_of(pid: int) -> Dict[str, Optional[float]]:
+    """Return the soft limits of a process; None stands for unlimited, which JSON cannot say."""
+    return {name: None if value == float("inf") else value for name, value in processes.limits(pid).items()}
+
+
+def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
+    """List the processes that stay in uninterruptible sleep, with the place in the kernel where that can be read.
+
+    Whoever waits for a disk is in that state for a moment, and again the next: only who is there in every look counts,
+    and has done nothing in between.
+    """
+    waiting = [process for process in table.values() if process.state == "D"]
+    before = {process.pid: processes.activity(process.pid) for process in waiting}
+    for _ in range(STUCK_LOOKS):
+        if waiting:
+            time.sleep(STUCK_SECONDS / STUCK_LOOKS)
+            waiting = [process for process in waiting if _still_waits(process, before[process.pid])]
+    return [
+        {
+            "pid": process.pid,
+            "comm": process.comm,
+            "title": process.title,
+            "wchan": (_text(f"{processes.PROC}/{process.pid}/wchan") or "").strip(),
+        }
+        for process in waiting
+    ]
+
+
+def _still_waits(process: Process, before: Optional[processes.Activity]) -> bool:
+    now = processes.read_process(process.pid)
+    is_there = now is not None and now.identity == process.identity and now.state == "D"
+    return is_there and processes.activity(process.pid) == before
+
+
+def read_meminfo(text: str) -> Dict[str, int]:
+    """Return the lines of /proc/meminfo that matter, in bytes (pages are counts)."""
+    found = {}
+    for name, value, unit in re.findall(r"^(\w+):\s+(\d+)( kB)?$", text, re.MULTILINE):
+        if name in _MEMORY:
+            found[name] = int(value) * (1024 if unit else 1)
+    return found
+
+
+def read_mounts(text: str) -> List[Dict[str, str]]:
+    """Return the mounts that hold files. The kernel writes blanks in names as octal."""
+    found = []
+    for line in text.splitlines():
+        cells = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), cell) for cell in line.split(" ")]
+        if len(cells) >= 4 and not _PSEUDO.fullmatch(cells[2]):
+            found.append({"device": cells[0], "point": cells[1], "type": cells[2], "options": cells[3]})
+    return found
+
+
+def places(home: str, model: str) -> List[str]:
+    """Name the places whose free room a server needs, beside /dev/shm: releases and logs, caches, /tmp, its model."""
+    path = os.path.expanduser(model)
+    return [home, "~/.cache", "/tmp", *([path] if os.path.isabs(path) else [])]  # noqa: S108 - looked at only
+
+
+def space(path: str) -> Dict[str, Any]:
+    """Return the free and total bytes and inodes of the file system that ``path`` lies on, or will lie on.
+
+    facts: btrfs and some network file systems count no inodes; both are 0 then.
+    """
+    place = os.path.abspath(os.path.expanduser(path))
+    while not os.path.exists(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    try:
+        state = os.statvfs(place)
+    except OSError as error:
+        return {"error": error.strerror}
+    return {
+        "at": place,
+        "free": state.f_bavail * state.f_frsize,
+        "total": state.f_blocks * state.f_frsize,
+        "free_inodes": state.f_favail,
+        "inodes": state.f_files,
+        "error": None,
+    }
+
+
+# ------------------------------------------------------------------------------------------- the installed engine
+
+#: Larger files are compiled code: compared by size alone, which keeps a look at an engine below a second.
+HASHED_BYTES = 8 << 20
+
+
+def find_distribution(directories: Iterable[str], name: str) -> Optional[str]:
+    """Return the ``.dist-info`` directory of distribution ``name`` in the first of ``directories`` that has one."""
+    wanted = _normal(name)
+    for directory in directories:
+        try:
+            entries = sorted(os.listdir(directory))
+        except OSError:
+            continue
+        for entry in entries:
+            stem, dot, kind = entry.rpartition(".")
+            if dot and kind == "dist-info" and _normal(stem.partition("-")[0]) == wanted:
+                return os.path.join(directory, entry)
+    return None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def version_in(dist_info: str) -> Optional[str]:
+    """Return the version that a ``.dist-info`` directory tells; None where it is gone or says nothing."""
+    found = re.search(r"^Version: *(\S+)", _text(os.path.join(dist_info, "METADATA")) or "", re.MULTILINE)
+    return found.group(1) if found else None
+
+
+#: One recorded file: path as RECORD writes it, digest as RECORD writes it ("" where it has none), size or None.
+Row = Tuple[str, str, Optional[int]]
+
+
+def read_record(text: str) -> List[Row]:
+    """Return the rows of a RECORD file that say what a file must hold; compiled bytecode is passed over.
+
+    facts: CSV of path, ``sha256=`` with unpadded urlsafe base64, size; RECORD itself and signatures have no digest, and
+    bytecode is rewritten by any import.
+    """
+    import csv
+
+    return [
+        (cells[0], cells[1], int(cells[2]) if cells[2].isdigit() else None)
+        for cells in csv.reader(text.splitlines())
+        if len(cells) == 3 and cells[1] and not cells[0].endswith(".pyc")
+    ]
+
+
+def engine_files(dist_info: str, known: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+    """Compare the files of an installed distribution with its RECORD.
+
+    Returns {"version", "files": how many, "changed": {path: digest now}, "missing": [path], "stats": {path: [size,
+    ctime in ns]}, "error"}. ``known`` is an earlier answer: a file whose size and time are as they were then is not
+    read again, and counts as it did.
+    """
+    text = _text(os.path.join(dist_info, "RECORD"))
+    answer: Dict[str, Any] = {"version": version_in(dist_info), "files": 0, "changed": {}, "missing": [], "stats": {}}
+    if text is None:
+        return {**answer, "error": f"{dist_info} has no RECORD: it was not installed by pip or uv"}
+    if _is_editable(_text(os.path.join(dist_info, "direct_url.json")) or ""):
+        return {**answer, "error": f"{dist_info} is an editable install: no record says what its files should be"}
+    rows = read_record(text)
+    if not rows:
+        return {**answer, "error": f"{dist_info} has a RECORD without digests"}
+    stats: Mapping[str, Any] = (known or {}).get("stats") or {}
+    before: Mapping[str, str] = (known or {}).get("changed") or {}
+    site = os.path.dirname(dist_info)
+    for path, digest, size in rows:
+        try:
+            state = os.stat(os.path.join(site, path))
+            stamp = [state.st_size, state.st_ctime_ns]
+            if stats.get(path) == stamp:
+                now = before.get(path, digest)
+            elif size is not None and state.st_size != size:
+                now = f"{state.st_size} bytes, not {size}" if state.st_size > HASHED_BYTES else ""
+                now = now or _digest(os.path.join(site, path), digest)
+            elif state.st_size > HASHED_BYTES:
+                now = digest
+            else:
+                now = _digest(os.path.join(site, path), digest)
+        except OSError:
+            answer["missing"].append(path)
+            continue
+        answer["stats"][path] = stamp
+        if now != digest:
+            answer["changed"][path] = now
+    return {**answer, "files": len(rows), "error": None}
+
+
+def _is_editable(direct_url: str) -> bool:
+    """Read direct_url.json; facts: the RECORD of an editable install lists a .pth file, not the package's files."""
+    import json
+
+    try:
+        return bool(json.loads(direct_url)["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _digest(path: str, like: str) -> str:
+    """Return the digest of a file, by the algorithm and in the writing of ``like``."""
+    import base64
+    import hashlib
+
+    algorithm = like.partition("=")[0]
+    try:
+        state = hashlib.new(algorithm)
+    except ValueError:
+        return like  # nothing that we could compare
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 18), b""):
+            state.update(piece)
+    return f"{algorithm}={base64.urlsafe_b64encode(state.digest()).rstrip(b'=').decode()}"
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, "rb") as file:
+            return file.read(16 << 20).decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+
+
+def _count(directory: str) -> Optional[int]:
+    try:
+        return len(os.listdir(directory))
+    except OSError:
+        return None

@@ -1,0 +1,124 @@
+"""What serves now, asked rather than assumed: the last word of every run, and of every verb, comes from here.
+
+A process that lives and listens may answer nothing (D state, a dead engine), one whose start was given up may answer a
+moment later, and after a stop somebody else may have started a server of his own. So whoever listens is asked for a
+token, as a client would ask. Looks and asks only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, Mapping, Optional
+
+from lamplighter.node.health import preflight, standing
+from lamplighter.node.keeper import launcher
+from lamplighter.node.layout import ServerHome
+from lamplighter.node.plan import Plan
+from lamplighter.node.start import probe
+from lamplighter.node.system import ports, processes
+
+#: So long may a token take before a server counts as one that does not answer; a busy one is told by its counters.
+TOKEN_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """What a client finds. ``record`` is the ``serving`` of events, None: nobody answers. ``who`` names who does.
+
+    ``trouble``: why nobody answers, where somebody is there all the same. ``is_alive``: our own server is.
+    """
+
+    record: Optional[dict[str, Any]] = None
+    who: str = ""
+    trouble: str = ""
+    is_alive: bool = False
+
+    def __str__(self) -> str:
+        if self.record is not None:
+            return f"{self.who} is serving" + (f" ({self.trouble})" if self.trouble else "")
+        return "nothing is serving" + (f": {self.trouble}" if self.trouble else "")
+
+    @property
+    def as_before(self) -> str:
+        """Say it of a node on which nothing was touched."""
+        if self.record is None:
+            return str(self)
+        return f"{self.who} serves as before" + (f" ({self.trouble})" if self.trouble else "")
+
+
+def look(
+    home: ServerHome,
+    plan: Optional[Plan] = None,
+    engine: Optional[Mapping[str, Any]] = None,
+    seconds: float = TOKEN_SECONDS,
+) -> Serving:
+    """Ask who serves in the place of the server of ``home``: ours first, else whoever listens on its port.
+
+    ``plan`` and ``engine`` say how to ask a stranger; without them it is named only. ``seconds``: for one token.
+    """
+    ours = _ours(home, seconds)
+    if ours.record is not None:
+        return ours
+    stranger = _stranger(home, plan, engine, seconds)
+    if stranger is None or (ours.is_alive and stranger.record is None):
+        return ours
+    return dataclasses.replace(stranger, is_alive=ours.is_alive)
+
+
+def _ours(home: ServerHome, seconds: float) -> Serving:
+    record = launcher.read_record(home)
+    main = launcher.present(record).main if record is not None else None
+    if record is None or main is None:
+        return Serving()
+    who = f"release {record['release']}"
+    told = {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
+    if home.release(record["release"]).read_plan() is None:
+        is_heard = bool(ports.owners(record["port"])) and preflight.is_answering(record["host"], record["port"])
+        trouble, note = None if is_heard else "it answers nothing", "not asked for a token: its release is damaged"
+    elif record.get("ready"):
+        trouble, note = standing.trouble_of(home, seconds), ""
+    else:
+        trouble, note = first_answer(home, record, seconds), "its start was given up before it had answered"
+    if trouble is None:
+        return Serving(told, who, note, is_alive=True)
+    stuck = [why for each in standing.members_of(record) if (why := processes.why_unkillable(each))]
+    because = f"; {stuck[0]}" if stuck else ""
+    return Serving(None, who, f"{who} (pid {main.pid}) is alive, but {trouble}{because}", is_alive=True)
+
+
+def first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) -> Optional[str]:
+    """Ask a server that has never been ready for a token; return why it gave none, None if it did."""
+    release = home.release(record["release"])
+    stored = release.read_plan()
+    assert stored is not None
+    plan, engine = Plan.load(stored["server"]), stored["engine"]
+    port = probe.who_answers(plan, lambda: [member.pid for member in standing.members_of(record)])
+    if not port.ours:
+        return f"it does not listen on port {plan.port}" + (f", which {port} has" if port.others else "")
+    answer = probe.ask(plan, engine, probe.find_api_key(plan, engine, release), seconds)
+    return None if answer.ok else f"it does not answer a question: {answer.trouble}"
+
+
+def _stranger(
+    home: ServerHome, plan: Optional[Plan], engine: Optional[Mapping[str, Any]], seconds: float
+) -> Optional[Serving]:
+    """Name who else listens on the port, and ask for a token; None where nobody listens."""
+    record = launcher.read_record(home)
+    number = plan.port if plan is not None else (record or {}).get("port")
+    if number is None:
+        return None
+    found = [process for pid in ports.owners(number) if (process := processes.read_process(pid)) is not None]
+    if not found:
+        return None
+    first = min(found, key=lambda process: process.start)
+    who = f"pid {first.pid} ({processes.user_name(first.uid)}, {first.title}), which lamplighter does not keep,"
+    if plan is None or engine is None:
+        return Serving(None, who, f"{who} listens on port {number}")
+    answer = probe.ask(plan, engine, probe.find_api_key(plan, engine, None), seconds)
+    # Another model, or one behind a key, is a server too.
+    if not (answer.ok or answer.is_wrong_model or answer.is_refused):
+        return Serving(None, who, f"{who} listens on port {number} and gives no token: {answer.trouble}")
+    since = time.time() - processes.age_seconds(first)
+    told = {"release": f"pid {first.pid} ({first.title})", "pid": first.pid, "port": number, "since": since}
+    return Serving({**told, "model": plan.served_name if answer.ok else None}, who, answer.trouble)

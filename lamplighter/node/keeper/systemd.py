@@ -1,0 +1,670 @@
+"""Servers as systemd units: a node's reboot brings them back, a crash restarts them, nothing escapes their cgroup.
+
+Until ``commit`` the unit of a new release lies below /run only, with ``Restart=no``, in front of the one that was
+committed before: the old unit, its enabled state and its drop-ins stay untouched, and a reboot in the middle of a
+deploy brings the old release back. Root uses the system's manager; anybody else their own, and only with lingering:
+without it systemd ends all of a user's units ten seconds after the last logout.
+
+facts: a unit file in ``system.control`` below /run goes before one in /etc (systemd.unit(5), table 1); removing it and
+reloading gives a running unit its old description back. A failed unit blocks its name: reset-failed first.
+``systemctl show`` forgets exit status 0, so ExecStopPost writes it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import hashlib
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import time
+from typing import Any, Callable, Mapping, Optional
+
+from lamplighter.node.keeper.launched import Launched, LaunchFailed, Order, bare_environment, unit_in
+from lamplighter.node.layout import LaunchFiles, ServerHome, read_json
+from lamplighter.node.system import files, processes
+from lamplighter.node.system.processes import Unit
+
+CALL_SECONDS = 30.0
+POLL_SECONDS = 0.1
+#: Beyond the seconds from TERM to KILL: systemd's own time to notice, and that of ExecStopPost.
+STOP_MARGIN_SECONDS = 10.0
+
+RUNNING = "/run/systemd/system"
+LINGER = "/var/lib/systemd/linger"
+#: Below it are system users, whose shared memory logind leaves alone.
+SYSTEM_UIDS = 1000
+#: A drop-in that exists while an old unit is started again: it shall not be restarted before it was ready once.
+HOLD = "zz-lamplighter-starting.conf"
+
+_TOKEN = re.compile(r"@([A-Z_]+)@")
+
+
+# --------------------------------------------------------------------------------------------------------- may we?
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Why there can be no unit for us here, and what to do about it."""
+
+    reason: str
+    hint: str
+
+
+def why_not() -> Optional[Obstacle]:
+    """Say why this user cannot have lasting units on this node, None if that works."""
+    obstacle = _why_no_manager()
+    if obstacle is None and not _is_writable(our_manager().directory):
+        where = our_manager().directory
+        return Obstacle(f"{where} cannot be written", "say launcher: detached where units are managed by other means")
+    return obstacle
+
+
+def _is_writable(directory: str) -> bool:
+    """Tell whether a directory can be written, or made."""
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def _why_no_manager() -> Optional[Obstacle]:
+    if not os.path.isdir(RUNNING):
+        return Obstacle("PID 1 of this node is not systemd", "say launcher: auto or detached")
+    if shutil.which("systemctl") is None:
+        return Obstacle("there is no systemctl on the PATH", "install systemd's tools, or say launcher: detached")
+    uid = os.geteuid()
+    if uid == 0:
+        return None
+    user = processes.user_name(uid)
+    if not is_lingering(uid):
+        return Obstacle(
+            f"lingering is off for {user}: systemd would end the server ten seconds after the last logout",
+            f"run `loginctl enable-linger` as {user} on the node (needs no root), or use become: true",
+        )
+    if not os.path.exists(f"/run/user/{uid}/systemd/private"):
+        return Obstacle(
+            f"the systemd manager of {user} does not run", f"run `systemctl start user@{uid}.service` as root"
+        )
+    return None
+
+
+def is_lingering(uid: int) -> bool:
+    """Tell whether systemd keeps this user's manager when nobody is logged in."""
+    return os.path.exists(f"{LINGER}/{processes.user_name(uid)}")
+
+
+def scope(unit: str) -> list[str]:
+    """Return the words that put a command into a systemd scope of its own; none where that is not possible.
+
+    Outside of our session's scope neither logind nor a restart of sshd ends it. Measured cost: 50 ms.
+    """
+    if _why_no_manager() is not None or shutil.which("systemd-run") is None:
+        return []
+    words = ["--scope", "--collect", "--quiet", f"--unit={unit}"]
+    uid = os.geteuid()
+    if uid == 0:
+        return ["systemd-run", *words]
+    runtime = "XDG_RUNTIME_DIR"
+    return ["env", f"{runtime}=/run/user/{uid}", "systemd-run", "--user", *words, "env", "-u", runtime]
+
+
+@dataclasses.dataclass(frozen=True)
+class Danger:
+    """What ends a server that is started now although nobody stops it; ``id`` names it, ``is_sure``: that is known."""
+
+    id: str
+    message: str
+    evidence: str
+    hint: str
+    is_sure: bool = True
+
+
+def dangers(*, is_unit: bool) -> list[Danger]:
+    """Say what the end of our login, or of the unit that we run in, does to a server. Asks logind and systemd.
+
+    ``is_unit``: it will be a unit. Else it gets a scope of its own where there can be one, and without one it stays in
+    our own cgroup. facts: with KillUserProcesses=yes only that scope or unit outlives the logout, lingering or not; a
+    service that ends takes along all that was started in it, unless its KillMode is process or none.
+    """
+    if not os.path.isdir(RUNNING):
+        return []
+    me = processes.read_process(os.getpid())
+    stays = not is_unit and not scope("lamplighter-server")
+    found = [_end_of_login(me.cgroup), _end_of_unit(processes.unit_of(me))] if stays and me is not None else []
+    return [danger for danger in (*found, _loss_of_shared_memory()) if danger is not None]
+
+
+def _end_of_login(cgroup: str) -> Optional[Danger]:
+    """Whose login it is, the cgroup says: what sudo starts there ends with the login of who called it."""
+    session = re.search(r"/user-(\d+)\.slice/session-[^/]+\.scope", cgroup)
+    if session is None:
+        return None
+    user = processes.user_name(int(session.group(1)))
+    kills, spared, only = (logind(name) for name in ("KillUserProcesses", "KillExcludeUsers", "KillOnlyUsers"))
+    if kills is None:
+        message = f"it cannot be told whether logind kills the processes of {user} at logout"
+        evidence = "neither busctl nor systemd-analyze tells KillUserProcesses"
+        return Danger("logout_unknown", message, evidence, _how_to_stay(), is_sure=False)
+    if not _is_yes(kills) or user in _names(spared) or (_names(only) and user not in _names(only)):
+        return None
+    message = f"logind kills all processes of {user} at logout: the server, and this run too"
+    return Danger("logout_kills", message, f"KillUserProcesses=yes, and {_why_no_scope()}", _how_to_stay())
+
+
+def _end_of_unit(unit: Optional[Unit]) -> Optional[Danger]:
+    if unit is None or not unit.name.endswith(".service"):
+        return None
+    mode = Manager(unit.manager_uid).show(unit.name, "KillMode").get("KillMode", "")
+    if mode not in ("control-group", "mixed"):
+        return None
+    message = f"the server would live in {unit.name}, and be killed when that ends"
+    return Danger("unit_kills", message, f"KillMode={mode}, and {_why_no_scope()}", _how_to_stay())
+
+
+def _loss_of_shared_memory() -> Optional[Danger]:
+    """No more than a risk: what is mapped stays, what is opened by its name later is gone."""
+    uid = os.geteuid()
+    if uid < SYSTEM_UIDS or is_lingering(uid) or not _is_yes(logind("RemoveIPC") or ""):
+        return None
+    user = processes.user_name(uid)
+    message = f"logind removes the shared memory of {user} 15 s after logout, a live server's too"
+    hint = f"run `loginctl enable-linger` as {user} on the node (needs no root)"
+    return Danger("remove_ipc", message, "RemoveIPC=yes, no lingering", hint, is_sure=False)
+
+
+def _why_no_scope() -> str:
+    obstacle = _why_no_manager()
+    return obstacle.reason if obstacle is not None else "there is no systemd-run to make a scope of its own"
+
+
+def _how_to_stay() -> str:
+    obstacle = _why_no_manager()
+    return obstacle.hint if obstacle is not None else "install systemd-run (Debian: package systemd), or become: true"
+
+
+def _is_yes(value: str) -> bool:
+    return value.rpartition(" ")[2].lower() in ("true", "yes", "on", "1", "t", "y")
+
+
+def _names(value: Optional[str]) -> list[str]:
+    """Read a list of users: `as 2 "root" "ops"` of busctl, `root ops` of a file."""
+    return re.findall(r'"([^"]*)"', value or "") if (value or "").startswith("as ") else (value or "").split()
+
+
+def logind(setting: str) -> Optional[str]:
+    """Return a setting of logind (RemoveIPC, KillUserProcesses, KillExcludeUsers) as busctl prints it, or None.
+
+    Where the bus does not answer, as the files say it, in their words.
+    """
+    words = ["busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"]
+    answer = run([*words, "org.freedesktop.login1.Manager", setting])
+    if answer.ok:
+        return answer.stdout.strip()
+    answer = run(["systemd-analyze", "cat-config", "systemd/logind.conf"])
+    said = re.findall(rf"^\s*{setting}\s*=(.*)$", answer.stdout, re.MULTILINE) if answer.ok else []
+    return said[-1].strip() if said else None
+
+
+# ------------------------------------------------------------------------------------------------------ one manager
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a command said; ``ok`` false also when it could not be run or did not end in time."""
+
+    ok: bool
+    stdout: str
+    stderr: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manager:
+    """One systemd manager: the system's (``uid`` None), or a user's. Asking changes nothing."""
+
+    uid: Optional[int]
+
+    @property
+    def directory(self) -> str:
+        """Where units lie that outlive a reboot."""
+        if self.uid is None:
+            return "/etc/systemd/system"
+        return os.path.join(pwd.getpwuid(self.uid).pw_dir, ".config/systemd/user")
+
+    @property
+    def runtime_directory(self) -> str:
+        """Where units lie until the next reboot, and go before those of ``directory``."""
+        if self.uid is None:
+            return "/run/systemd/system.control"
+        return f"/run/user/{self.uid}/systemd/user.control"
+
+    @property
+    def target(self) -> str:
+        return "multi-user.target" if self.uid is None else "default.target"
+
+    def may_be_asked(self) -> bool:
+        """Tell whether we may start and stop units there."""
+        return os.geteuid() == 0 or self.uid == os.geteuid()
+
+    def call(self, *words: str) -> Answer:
+        """Run systemctl on this manager, for at most CALL_SECONDS. Never raises."""
+        where: list[str] = []
+        environment = {}
+        if self.uid is not None and self.uid == os.geteuid():
+            where = ["--user"]
+            environment["XDG_RUNTIME_DIR"] = f"/run/user/{self.uid}"
+        elif self.uid is not None:
+            where = ["--user", f"--machine={processes.user_name(self.uid)}@.host"]
+        return run(["systemctl", "--no-ask-password", "--no-pager", *where, *words], environment=environment)
+
+    def do(self, *words: str) -> None:
+        """Run systemctl. Raises LaunchFailed with what it said."""
+        answer = self.call(*words)
+        if not answer.ok:
+            raise LaunchFailed(f"systemctl {' '.join(words)}: {_last_line(answer.stderr) or 'failed'}")
+
+    def show(self, unit: str, *names: str) -> dict[str, str]:
+        """Return properties of a unit; empty where the manager does not answer."""
+        answer = self.call("show", f"--property={','.join(names)}", "--", unit)
+        pairs = (line.partition("=") for line in answer.stdout.splitlines()) if answer.ok else ()
+        return {name: value for name, _, value in pairs}
+
+
+def run(words: list[str], seconds: float = CALL_SECONDS, environment: Optional[Mapping[str, str]] = None) -> Answer:
+    """Run a supervisor's command (systemctl, busctl, docker), for at most so long. Never raises."""
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, "LC_ALL": "C", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Answer(False, "", str(error))
+    return Answer(done.returncode == 0, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def our_manager() -> Manager:
+    """Return the manager that our own servers live under."""
+    return Manager(None if os.geteuid() == 0 else os.geteuid())
+
+
+def unit_for(server: str) -> Unit:
+    """Name the unit of a server: there is one of that name a manager."""
+    return Unit(f"lamplighter-{server}.service", our_manager().uid)
+
+
+# ------------------------------------------------------------------------------------------------------- start
+
+
+def launch(order: Order, home: ServerHome) -> Launched:
+    """Start the release of ``order`` as a unit that a reboot forgets and nothing restarts; ``commit`` makes it lasting.
+
+    Going back to the release that is committed starts the committed unit as it is, by its own log.
+    Touches: a unit file below /run, ``unit.json``, the launch's log and process record. Raises LaunchFailed, OSError.
+    """
+    manager, unit = our_manager(), unit_for(order.server)
+    known = committed(home)
+    if order.launch.attempt == "old" and known is not None and known["release"] == order.release.name:
+        order = dataclasses.replace(order, launch=home.run(known["run"]).launch(known["attempt"]))
+        _hold(manager, unit)
+    else:
+        _note(home, unit, {})
+        files.make_directory(manager.runtime_directory)
+        files.write_file(
+            os.path.join(manager.runtime_directory, unit.name), unit_text(order, home, manager, "no"), 0o644
+        )
+    log_from = _open_log(order.launch)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(order.launch.exit)
+    manager.do("daemon-reload")
+    manager.call("reset-failed", unit.name)
+    answer = manager.call("start", unit.name)
+    main = _main_process(manager, unit)
+    if main is None:
+        raise LaunchFailed(_why_not_started(manager, unit, answer))
+    launched = Launched(main, None, unit, order.launch, log_from)
+    _record(launched, order)
+    return launched
+
+
+def unit_text(order: Order, home: ServerHome, manager: Manager, restart: str) -> str:
+    """Fill what only the node knows into the release's unit file. Raises LaunchFailed for an unknown place in it."""
+    with open(order.release.unit, encoding="utf-8") as file:
+        template = file.read()
+    here = _safe_place(home)
+
+    def at(path: str) -> str:
+        return here + path[len(home.path) :] if path.startswith(home.path + "/") else path
+
+    environment = bare_environment(at(order.records))
+    values = {
+        "ENVIRONMENT": " ".join(quote(f"{name}={value}") for name, value in environment.items()),
+        "LAUNCH": quote(at(order.release.launch_script)),
+        "DIRECTORY": plain_path(at(order.release.path)),
+        "LOG": plain_path(at(order.launch.log)),
+        "EXIT": quote(at(order.launch.exit)),
+        "RESTART": restart,
+        "KILL_SIGNAL": f"SIG{order.stop_signal}",
+        "STOP_SECONDS": f"{order.stop_seconds + STOP_MARGIN_SECONDS:g}",
+        "WANTED_BY": manager.target,
+    }
+    unknown = {name for name in _TOKEN.findall(template) if name not in values}
+    if unknown:
+        raise LaunchFailed(f"{order.release.unit}: nothing is known of @{min(unknown)}@; known: {', '.join(values)}")
+    # In comments nothing is filled in: they speak of the places.
+    lines = template.split("\n")
+    return "\n".join(
+        line if line.startswith("#") else _TOKEN.sub(lambda found: values[found.group(1)], line) for line in lines
+    )
+
+
+def quote(word: str) -> str:
+    """Return ``word`` as one word of an Exec line that stands for exactly these bytes."""
+    out = []
+    for byte in os.fsencode(word):
+        character = chr(byte)
+        if character in '\\"':
+            out.append("\\" + character)
+        elif character in "%$":
+            out.append(character * 2)
+        elif byte < 0x20 or byte >= 0x7F:
+            out.append(f"\\x{byte:02x}")
+        else:
+            out.append(character)
+    return f'"{"".join(out)}"'
+
+
+def plain_path(path: str) -> str:
+    """Return ``path`` for a setting that knows no quotes (a log, a directory); it has passed ``_is_expressible``."""
+    return path.replace("%", "%%")
+
+
+def _is_expressible(path: str) -> bool:
+    """Tell whether a setting without quotes can hold the path: valid UTF-8, no control characters."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return not re.search(r"[\x00-\x1f\x7f]", path)
+
+
+def _safe_place(home: ServerHome) -> str:
+    """Return the server's directory, or a link to it where systemd could not express its name."""
+    if _is_expressible(home.path):
+        return home.path
+    links = links_directory()
+    if not _is_expressible(links):
+        raise LaunchFailed(f"systemd cannot express the path {links!r}: say launcher: detached")
+    files.make_directory(links)
+    link = os.path.join(links, hashlib.sha256(os.fsencode(home.path)).hexdigest()[:12])
+    if not os.path.islink(link) or os.readlink(link) != home.path:
+        files.point(link, home.path)
+    return link
+
+
+def links_directory() -> str:
+    """Return where links to places with odd names lie."""
+    above = "/var/lib" if os.geteuid() == 0 else os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".local/state")
+    return os.path.join(above, "lamplighter-links")
+
+
+def _open_log(launch: LaunchFiles) -> int:
+    """Make the log, as private as a detached server's; return its size."""
+    fd = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _main_process(manager: Manager, unit: Unit) -> Optional[processes.Identity]:
+    """Return the unit's main process; one that has ended already by its pid alone."""
+    shown = manager.show(unit.name, "MainPID", "ExecMainPID")
+    pid = int(shown.get("MainPID") or 0)
+    process = processes.read_process(pid) if pid else None
+    if process is not None and processes.unit_of(process) == unit:
+        return process.identity
+    ended = pid or int(shown.get("ExecMainPID") or 0)
+    return processes.Identity(processes.boot_id(), ended, 0) if ended else None
+
+
+def _why_not_started(manager: Manager, unit: Unit, answer: Answer) -> str:
+    where = ["--user-unit" if manager.uid is not None else "--unit", unit.name]
+    words = run(["journalctl", *where, "--lines=3", "--output=cat", "--no-pager", "--quiet"]).stdout
+    said = "; ".join(line.strip() for line in words.splitlines())
+    return f"systemd did not start {unit.name}: {_last_line(answer.stderr)}" + (f" ({said})" if said else "")
+
+
+def _record(launched: Launched, order: Order) -> None:
+    main, unit = launched.main, launched.unit
+    assert unit is not None
+    files.write_json(
+        order.launch.process,
+        {
+            "boot_id": main.boot_id,
+            "pid": main.pid,
+            "start": main.start,
+            "unit": unit.name,
+            "manager_uid": unit.manager_uid,
+            "cgroup": our_manager().show(unit.name, "ControlGroup").get("ControlGroup", ""),
+            "command": [order.release.launch_script],
+            "t": time.time(),
+        },
+    )
+
+
+# --------------------------------------------------------------------------------------------------- commit, forget
+
+
+def commit(order: Order, home: ServerHome, launched: Launched) -> None:
+    """Let the running unit outlive crashes and reboots. Raises LaunchFailed, OSError: the old unit is then back."""
+    assert launched.unit is not None
+    manager, unit = our_manager(), launched.unit
+    if launched.launch != order.launch:  # the committed unit, started again as it was
+        _let_go(manager, unit)
+        return
+    path = os.path.join(manager.directory, unit.name)
+    before = files.read_text(path)
+    text = unit_text(order, home, manager, "on-failure")
+    files.make_directory(manager.directory)
+    try:
+        files.write_file(path, text, 0o644)
+        _drop(os.path.join(manager.runtime_directory, unit.name))
+        manager.do("daemon-reload")
+        manager.do("enable", unit.name)
+    except (LaunchFailed, OSError):
+        with contextlib.suppress(OSError):
+            _drop(path) if before is None else files.write_file(path, before, 0o644)
+        manager.call("daemon-reload")
+        raise
+    known = {"text": text, "release": order.release.name, "run": order.run_id, "attempt": order.launch.attempt}
+    _note(home, unit, known)
+
+
+def forget(home: ServerHome) -> None:
+    """Remove the server's unit, which does not run any more: it has another launcher now. Raises LaunchFailed, OSError.
+
+    An administrator's drop-ins stay.
+    """
+    unit = recorded(home)
+    if unit is None:
+        return
+    manager = Manager(unit.manager_uid)
+    path = os.path.join(manager.directory, unit.name)
+    if os.path.exists(path):
+        manager.do("disable", unit.name)
+        _drop(path)
+    _drop_runtime(manager, unit)
+    manager.do("daemon-reload")
+    manager.call("reset-failed", unit.name)
+    _drop(home.unit)
+
+
+def recorded(home: ServerHome) -> Optional[Unit]:
+    """Return the unit that we made for this server, None if there never was one."""
+    record = read_json(home.unit)
+    return None if record is None else unit_in(record)
+
+
+def edited_by_hand(home: ServerHome) -> Optional[str]:
+    """Return what somebody changed in the committed unit file since we wrote it, None if nothing."""
+    record = read_json(home.unit) or {}
+    unit = unit_in(record)
+    unit = unit if unit is not None else unit_for(home.name)
+    text = files.read_text(os.path.join(Manager(unit.manager_uid).directory, unit.name))
+    if text is None or text == record.get("text"):
+        return None
+    if not record.get("text"):
+        return f"{unit.name} exists, and nothing is known here of who made it"
+    changes = difflib.unified_diff(record["text"].splitlines(), text.splitlines(), lineterm="", n=0)
+    lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return f"{unit.name}: " + "; ".join(lines[:6]) + ("; ..." if len(lines) > 6 else "")
+
+
+def is_masked(home: ServerHome) -> bool:
+    """Tell whether an administrator has forbidden the server's unit (`systemctl mask`)."""
+    path = os.path.join(our_manager().directory, unit_for(home.name).name)
+    return os.path.islink(path) and os.path.realpath(path) == os.devnull
+
+
+def returns_at_boot(home: ServerHome) -> Optional[str]:
+    """Name the server's unit if a reboot will start it, None if nothing will."""
+    unit = recorded(home)
+    if unit is None:
+        return None
+    shown = Manager(unit.manager_uid).show(unit.name, "UnitFileState")
+    return unit.name if shown.get("UnitFileState") == "enabled" else None
+
+
+def let_go(home: ServerHome) -> None:
+    """Give an old unit its restart policy back that was started again and did not get ready."""
+    unit = recorded(home)
+    if unit is None:
+        return
+    manager = Manager(unit.manager_uid)
+    path = os.path.join(manager.runtime_directory, f"{unit.name}.d", HOLD)
+    if os.path.lexists(path):
+        _drop(path)
+        manager.call("daemon-reload")
+
+
+def committed(home: ServerHome) -> Optional[dict[str, Any]]:
+    """Return what is known of the committed unit (release, run, attempt), None if there is none, or not any more."""
+    record = read_json(home.unit, text=str, release=str, run=str, attempt=str)
+    if record is None or not record["text"]:
+        return None
+    unit = unit_in(record)
+    if unit is None or not os.path.exists(os.path.join(Manager(unit.manager_uid).directory, unit.name)):
+        return None
+    return record
+
+
+def _note(home: ServerHome, unit: Unit, known: dict[str, Any]) -> None:
+    """Write down that the unit is ours, before it first runs; keep what was committed unless ``known`` says more."""
+    before = read_json(home.unit) or {}
+    files.write_json(home.unit, {**before, "unit": unit.name, "manager_uid": unit.manager_uid, **known})
+
+
+def _hold(manager: Manager, unit: Unit) -> None:
+    _drop(os.path.join(manager.runtime_directory, unit.name))
+    directory = os.path.join(manager.runtime_directory, f"{unit.name}.d")
+    files.make_directory(directory)
+    files.write_file(os.path.join(directory, HOLD), "[Service]\nRestart=no\n", 0o644)
+
+
+def _let_go(manager: Manager, unit: Unit) -> None:
+    _drop_runtime(manager, unit)
+    manager.do("daemon-reload")
+
+
+def _drop_runtime(manager: Manager, unit: Unit) -> None:
+    _drop(os.path.join(manager.runtime_directory, unit.name))
+    directory = os.path.join(manager.runtime_directory, f"{unit.name}.d")
+    _drop(os.path.join(directory, HOLD))
+    with contextlib.suppress(OSError):  # not there, or somebody else's settings are in it
+        os.rmdir(directory)
+
+
+def _drop(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+# -------------------------------------------------------------------------------------------------- look, stop
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A unit as it is now: systemd's words, its main process, how often it was restarted since somebody started it."""
+
+    active: str
+    sub: str
+    main: Optional[processes.Identity]
+    restarts: int
+
+    @property
+    def is_down(self) -> bool:
+        """Neither runs nor will be restarted."""
+        return self.active in ("inactive", "failed")
+
+
+def look(unit: Unit) -> Optional[State]:
+    """Ask for the state of a unit; None where its manager does not answer."""
+    shown = Manager(unit.manager_uid).show(unit.name, "ActiveState", "SubState", "MainPID", "NRestarts")
+    if "ActiveState" not in shown:
+        return None
+    pid = int(shown.get("MainPID") or 0)
+    process = processes.read_process(pid) if pid else None
+    main = process.identity if process is not None and not process.is_dead else None
+    return State(shown["ActiveState"], shown.get("SubState", ""), main, int(shown.get("NRestarts") or 0))
+
+
+def members(unit: Unit, table: Mapping[int, processes.Process]) -> list[processes.Process]:
+    """Return the processes in a unit's cgroup."""
+    return [process for process in table.values() if processes.unit_of(process) == unit]
+
+
+def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
+    """Stop a unit through its manager, so that nothing restarts it; tell whether it was down within ``seconds``."""
+    state = look(unit)
+    if state is None or (state.is_down and state.main is None):
+        return True
+    manager = Manager(unit.manager_uid)
+    tell(f"stopping unit {unit.name}")
+    answer = manager.call("stop", "--no-block", unit.name)
+    if not answer.ok:
+        tell(f"systemctl stop {unit.name}: {_last_line(answer.stderr)}")
+        return False
+    deadline = time.monotonic() + seconds
+    while True:
+        state = look(unit)
+        if state is None or state.is_down:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+
+
+def clear(home: ServerHome) -> None:
+    """Remove what an attempt that was never committed left: the committed unit, if any, is as before."""
+    unit = recorded(home)
+    if unit is None:
+        return
+    manager = Manager(unit.manager_uid)
+    if not manager.may_be_asked():
+        return
+    places = (unit.name, os.path.join(f"{unit.name}.d", HOLD))
+    if any(os.path.lexists(os.path.join(manager.runtime_directory, place)) for place in places):
+        _drop_runtime(manager, unit)
+        manager.call("daemon-reload")
+        manager.call("reset-failed", unit.name)
