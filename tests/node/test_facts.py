@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node.gpu import gpus, holders
+from lamplighter.node.gpu import driver, gpus, holders
 from lamplighter.node.health import drift, facts, standing
 from lamplighter.node.layout import server_home
-from lamplighter.node.system import processes
+from lamplighter.node.system import disks, distributions, processes
 from tests.node.living import SLEEP, Living
 
 # ---------------------------------------------------------------------------------------------------------- parsers
@@ -32,7 +32,7 @@ from tests.node.living import SLEEP, Living
     ],
 )  # fmt: skip
 def test_the_version_of_the_loaded_driver(text: str | None, version: str | None) -> None:
-    assert facts.read_driver(text) == version
+    assert driver.read_driver(text) == version
 
 
 def test_meminfo_and_mounts() -> None:
@@ -41,13 +41,13 @@ def test_meminfo_and_mounts() -> None:
     )
     assert facts.read_meminfo(text) == {"MemTotal": 24683656 * 1024, "MemAvailable": 102400, "HugePages_Free": 7}
     mounts = "proc /proc proc rw 0 0\n/dev/sdb1 /models\\040big ext4 ro,noatime 0 0\nbroken\n"
-    assert facts.read_mounts(mounts) == [
+    assert disks.read_mounts(mounts) == [
         {"device": "/dev/sdb1", "point": "/models big", "type": "ext4", "options": "ro,noatime"}
     ]
 
 
 def test_space_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
-    found = facts.space(str(tmp_path / "a" / "b"))
+    found = disks.space(str(tmp_path / "a" / "b"))
     assert found["at"] == str(tmp_path)
     assert 0 < found["free"] <= found["total"]
 
@@ -93,13 +93,13 @@ FILES = {"sglang/srt/server.py": "a = 1\n", "sglang/with, comma.py": "b = 2\n", 
 
 def test_an_installed_engine_is_compared_with_its_record(tmp_path: Path) -> None:
     info = install(tmp_path, "0.5.16", FILES)
-    found = facts.engine_files(str(info))
+    found = distributions.engine_files(str(info))
     assert (found["version"], found["files"], found["changed"], found["missing"]) == ("0.5.16", 3, {}, [])
-    assert facts.find_distribution(["/nonexistent", str(tmp_path)], "SG.Lang") == str(info)
+    assert distributions.find_distribution(["/nonexistent", str(tmp_path)], "SG.Lang") == str(info)
 
     (tmp_path / "sglang/srt/server.py").write_text("a = 2\n")  # the same size
     (tmp_path / "sglang/c.py").unlink()
-    now = facts.engine_files(str(info), found)
+    now = distributions.engine_files(str(info), found)
     assert list(now["changed"]) == ["sglang/srt/server.py"]
     assert now["missing"] == ["sglang/c.py"]
     assert now["changed"]["sglang/srt/server.py"].startswith("sha256=")
@@ -108,22 +108,22 @@ def test_an_installed_engine_is_compared_with_its_record(tmp_path: Path) -> None
 def test_a_file_that_nobody_touched_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = install(tmp_path, "0.5.16", FILES)
     (tmp_path / "sglang/c.py").write_text("patched long ago\n")
-    known = facts.engine_files(str(info))
+    known = distributions.engine_files(str(info))
     monkeypatch.setattr(facts, "_digest", lambda path, like: pytest.fail(f"read {path}"))
-    assert facts.engine_files(str(info), known)["changed"] == known["changed"]
+    assert distributions.engine_files(str(info), known)["changed"] == known["changed"]
 
 
 def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
     info = install(tmp_path, "0.5.16", FILES)
     (info / "RECORD").unlink()
-    assert "no RECORD" in facts.engine_files(str(info))["error"]
+    assert "no RECORD" in distributions.engine_files(str(info))["error"]
     (info / "RECORD").write_text(f"sglang/c.py,,\n{info.name}/RECORD,,\n")
-    assert "without digests" in facts.engine_files(str(info))["error"]
+    assert "without digests" in distributions.engine_files(str(info))["error"]
     (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
-    assert "editable" in facts.engine_files(str(info))["error"]
+    assert "editable" in distributions.engine_files(str(info))["error"]
     for text in ("", "[]", '{"dir_info": {}}', '{"url": "file:///a.whl", "archive_info": {"hash": "x"}}'):
         (info / "direct_url.json").write_text(text)
-        assert "without digests" in facts.engine_files(str(info))["error"]
+        assert "without digests" in distributions.engine_files(str(info))["error"]
 
 
 # ------------------------------------------------------------------------------------------------------------- drift
@@ -193,7 +193,9 @@ def test_an_edited_unit_is_told_by_setting() -> None:
 def engine(tmp_path: Path) -> tuple[dict[str, Any], Path]:
     """What was written down of an installed engine, and its site-packages."""
     info = install(tmp_path, "0.5.16", FILES, name="sglang")
-    return {"engine": {"distribution": "sglang", "dist_info": str(info), **facts.engine_files(str(info))}}, tmp_path
+    return {
+        "engine": {"distribution": "sglang", "dist_info": str(info), **distributions.engine_files(str(info))}
+    }, tmp_path
 
 
 def test_no_drift_of_an_engine_that_nobody_touched(engine: tuple[dict[str, Any], Path]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from lamplighter.node.health import facts
 from lamplighter.node.start import ground, startup
 from lamplighter.node.start.ground import Finding, Start
-from lamplighter.node.system import ports
+from lamplighter.node.system import disks, ports
 from lamplighter.release.engine import load_engine
 from tests.node.living import IS_ROOT, NOBODY
 
@@ -217,7 +217,7 @@ def test_another_file_that_the_command_line_names(tmp_path: Path, engine: str, f
 
 def full(monkeypatch: pytest.MonkeyPatch, place: str, **odd: int) -> None:
     """Make the file system of ``place`` seem to have that little free, in MiB or inodes."""
-    real = facts.space
+    real = disks.space
 
     def space(path: str) -> dict[str, Any]:
         numbers = {"total": 64 << 20, "free": odd.get("mib", 1000) << 20, "inodes": 10_000}

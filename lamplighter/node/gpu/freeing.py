@@ -12,8 +12,7 @@ import dataclasses
 import time
 from typing import Callable, Collection, Optional
 
-from lamplighter.node.gpu import gpus, holders
-from lamplighter.node.health import facts
+from lamplighter.node.gpu import driver, gpus, holders
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import files, processes
@@ -119,7 +118,7 @@ def read_baseline(home: ServerHome) -> dict[str, int]:
     or 912), and its change unloads the module, so that nothing can be left from before.
     """
     known = read_json(home.baseline) or {}
-    if known.get(DRIVER, facts.loaded_driver()) != facts.loaded_driver():
+    if known.get(DRIVER, driver.loaded_driver()) != driver.loaded_driver():
         return {}
     return {uuid: mib for uuid, mib in known.items() if isinstance(mib, int) and mib >= 0}
 
@@ -130,7 +129,7 @@ def _learn_baseline(home: ServerHome, verdict: gpus.Verdict) -> None:
     better = {uuid: mib for uuid, mib in found.items() if _is_better(known.get(uuid), mib)}
     if better:
         with contextlib.suppress(OSError):  # a full disk costs us a number, not the deploy
-            files.write_json(home.baseline, {**known, **better, DRIVER: facts.loaded_driver()})
+            files.write_json(home.baseline, {**known, **better, DRIVER: driver.loaded_driver()})
 
 
 def _is_better(known: Optional[int], seen: int) -> bool:

@@ -13,10 +13,10 @@ import os
 import platform
 import re
 import time
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
-from lamplighter.node.gpu import gpus, holders, xids
-from lamplighter.node.system import ports, processes
+from lamplighter.node.gpu import driver, gpus, holders, xids
+from lamplighter.node.system import disks, ports, processes
 from lamplighter.node.system.processes import Process
 
 #: What is asked of every GPU beyond what a verdict needs; a driver that does not know one leaves it out.
@@ -36,7 +36,6 @@ DETAILS = (
     "pcie.link.width.max",
 )
 
-DRIVER_FILE = "/proc/driver/nvidia/version"
 
 #: Files from which NCCL takes variables that no inventory knows of. facts: they print the same lines in its log as the
 #: environment does, and the environment wins.
@@ -50,11 +49,6 @@ STUCK_SECONDS = 2.0
 STUCK_LOOKS = 10
 
 _MEMORY = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "HugePages_Total", "HugePages_Free")
-#: File systems that hold no files of anybody.
-_PSEUDO = re.compile(
-    r"autofs|bpf|cgroup2?|configfs|debugfs|devpts|efivarfs|fusectl|hugetlbfs|mqueue|nsfs|proc|pstore|ramfs"
-    r"|rpc_pipefs|securityfs|selinuxfs|squashfs|sysfs|tracefs"
-)
 
 
 def node_facts(
@@ -69,15 +63,15 @@ def node_facts(
     return {
         "t": time.time(),
         "host": _host(),
-        "driver": {"module": loaded_driver()},
+        "driver": {"module": driver.loaded_driver()},
         **gpu_facts(wanted, accepted),
         "ports": [
             {"address": found.address, "port": found.port, "pids": list(found.pids), "uid": found.uid}
             for found in ports.listeners()
         ],
         "memory": read_meminfo(_text(f"{processes.PROC}/meminfo") or ""),
-        "mounts": read_mounts(_text(f"{processes.PROC}/self/mounts") or ""),
-        "space": {path: space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
+        "mounts": disks.read_mounts(_text(f"{processes.PROC}/self/mounts") or ""),
+        "space": {path: disks.space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
         "stuck": stuck(table),
         "iommu": {"groups": _count("/sys/kernel/iommu_groups"), "cmdline": (_text("/proc/cmdline") or "").strip()},
         "fatal_xids": xids.fatal(),
@@ -100,29 +94,6 @@ def _host() -> Dict[str, Any]:
         "user": processes.user_name(uid),
         "has_systemd": os.path.isdir("/run/systemd/system"),
     }
-
-
-def loaded_driver() -> Optional[str]:
-    """Return the version of the driver that the kernel has loaded, None where there is none."""
-    return read_driver(_text(DRIVER_FILE))
-
-
-def read_driver(text: Optional[str]) -> Optional[str]:
-    """Return the version of the loaded kernel module from /proc/driver/nvidia/version; None without one.
-
-    facts: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Wed ...``, or ``... Open Kernel Module for
-    x86_64  590.44.01  Release Build ...``.
-    """
-    found = re.search(r"^NVRM version:.*?\s{2,}(\d+(?:\.\d+)+)\s", text or "", re.MULTILINE)
-    return found.group(1) if found else None
-
-
-def forbids_programs(path: str) -> bool:
-    """Tell whether ``path`` lies on a file system that is mounted ``noexec``: then no program there can start."""
-    try:
-        return bool(os.statvfs(os.path.realpath(os.path.expanduser(path))).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return False
 
 
 def gpu_facts(wanted: Union[str, Sequence[Union[int, str]]], accepted: Collection[str] = ()) -> Dict[str, Any]:
@@ -261,161 +232,6 @@ def read_meminfo(text: str) -> Dict[str, int]:
         if name in _MEMORY:
             found[name] = int(value) * (1024 if unit else 1)
     return found
-
-
-def read_mounts(text: str) -> List[Dict[str, str]]:
-    """Return the mounts that hold files. The kernel writes blanks in names as octal."""
-    found = []
-    for line in text.splitlines():
-        cells = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), cell) for cell in line.split(" ")]
-        if len(cells) >= 4 and not _PSEUDO.fullmatch(cells[2]):
-            found.append({"device": cells[0], "point": cells[1], "type": cells[2], "options": cells[3]})
-    return found
-
-
-def places(home: str, model: str) -> List[str]:
-    """Name the places whose free room a server needs, beside /dev/shm: releases and logs, caches, /tmp, its model."""
-    path = os.path.expanduser(model)
-    return [home, "~/.cache", "/tmp", *([path] if os.path.isabs(path) else [])]  # noqa: S108 - looked at only
-
-
-def space(path: str) -> Dict[str, Any]:
-    """Return the free and total bytes and inodes of the file system that ``path`` lies on, or will lie on.
-
-    facts: btrfs and some network file systems count no inodes; both are 0 then.
-    """
-    place = os.path.abspath(os.path.expanduser(path))
-    while not os.path.exists(place) and place != os.path.dirname(place):
-        place = os.path.dirname(place)
-    try:
-        state = os.statvfs(place)
-    except OSError as error:
-        return {"error": error.strerror}
-    return {
-        "at": place,
-        "free": state.f_bavail * state.f_frsize,
-        "total": state.f_blocks * state.f_frsize,
-        "free_inodes": state.f_favail,
-        "inodes": state.f_files,
-        "error": None,
-    }
-
-
-# ------------------------------------------------------------------------------------------- the installed engine
-
-#: Larger files are compiled code: compared by size alone, which keeps a look at an engine below a second.
-HASHED_BYTES = 8 << 20
-
-
-def find_distribution(directories: Iterable[str], name: str) -> Optional[str]:
-    """Return the ``.dist-info`` directory of distribution ``name`` in the first of ``directories`` that has one."""
-    wanted = _normal(name)
-    for directory in directories:
-        try:
-            entries = sorted(os.listdir(directory))
-        except OSError:
-            continue
-        for entry in entries:
-            stem, dot, kind = entry.rpartition(".")
-            if dot and kind == "dist-info" and _normal(stem.partition("-")[0]) == wanted:
-                return os.path.join(directory, entry)
-    return None
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def version_in(dist_info: str) -> Optional[str]:
-    """Return the version that a ``.dist-info`` directory tells; None where it is gone or says nothing."""
-    found = re.search(r"^Version: *(\S+)", _text(os.path.join(dist_info, "METADATA")) or "", re.MULTILINE)
-    return found.group(1) if found else None
-
-
-#: One recorded file: path as RECORD writes it, digest as RECORD writes it ("" where it has none), size or None.
-Row = Tuple[str, str, Optional[int]]
-
-
-def read_record(text: str) -> List[Row]:
-    """Return the rows of a RECORD file that say what a file must hold; compiled bytecode is passed over.
-
-    facts: CSV of path, ``sha256=`` with unpadded urlsafe base64, size; RECORD itself and signatures have no digest, and
-    bytecode is rewritten by any import.
-    """
-    import csv
-
-    return [
-        (cells[0], cells[1], int(cells[2]) if cells[2].isdigit() else None)
-        for cells in csv.reader(text.splitlines())
-        if len(cells) == 3 and cells[1] and not cells[0].endswith(".pyc")
-    ]
-
-
-def engine_files(dist_info: str, known: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
-    """Compare the files of an installed distribution with its RECORD.
-
-    Returns {"version", "files": how many, "changed": {path: digest now}, "missing": [path], "stats": {path: [size,
-    ctime in ns]}, "error"}. ``known`` is an earlier answer: a file whose size and time are as they were then is not
-    read again, and counts as it did.
-    """
-    text = _text(os.path.join(dist_info, "RECORD"))
-    answer: Dict[str, Any] = {"version": version_in(dist_info), "files": 0, "changed": {}, "missing": [], "stats": {}}
-    if text is None:
-        return {**answer, "error": f"{dist_info} has no RECORD: it was not installed by pip or uv"}
-    if _is_editable(_text(os.path.join(dist_info, "direct_url.json")) or ""):
-        return {**answer, "error": f"{dist_info} is an editable install: no record says what its files should be"}
-    rows = read_record(text)
-    if not rows:
-        return {**answer, "error": f"{dist_info} has a RECORD without digests"}
-    stats: Mapping[str, Any] = (known or {}).get("stats") or {}
-    before: Mapping[str, str] = (known or {}).get("changed") or {}
-    site = os.path.dirname(dist_info)
-    for path, digest, size in rows:
-        try:
-            state = os.stat(os.path.join(site, path))
-            stamp = [state.st_size, state.st_ctime_ns]
-            if stats.get(path) == stamp:
-                now = before.get(path, digest)
-            elif size is not None and state.st_size != size:
-                now = f"{state.st_size} bytes, not {size}" if state.st_size > HASHED_BYTES else ""
-                now = now or _digest(os.path.join(site, path), digest)
-            elif state.st_size > HASHED_BYTES:
-                now = digest
-            else:
-                now = _digest(os.path.join(site, path), digest)
-        except OSError:
-            answer["missing"].append(path)
-            continue
-        answer["stats"][path] = stamp
-        if now != digest:
-            answer["changed"][path] = now
-    return {**answer, "files": len(rows), "error": None}
-
-
-def _is_editable(direct_url: str) -> bool:
-    """Read direct_url.json; facts: the RECORD of an editable install lists a .pth file, not the package's files."""
-    import json
-
-    try:
-        return bool(json.loads(direct_url)["dir_info"]["editable"])
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _digest(path: str, like: str) -> str:
-    """Return the digest of a file, by the algorithm and in the writing of ``like``."""
-    import base64
-    import hashlib
-
-    algorithm = like.partition("=")[0]
-    try:
-        state = hashlib.new(algorithm)
-    except ValueError:
-        return like  # nothing that we could compare
-    with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(1 << 18), b""):
-            state.update(piece)
-    return f"{algorithm}={base64.urlsafe_b64encode(state.digest()).rstrip(b'=').decode()}"
 
 
 # ------------------------------------------------------------------------------------------------------------ files

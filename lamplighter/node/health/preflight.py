@@ -12,14 +12,13 @@ from typing import Any, Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import arguments, events
 from lamplighter.node.gpu import freeing, gpus, holders
-from lamplighter.node.health import facts
 from lamplighter.node.keeper import adopt, launcher, ownership, parents, restarters, systemd
 from lamplighter.node.keeper.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ReleaseDirectory, ServerHome, all_servers, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import ground
 from lamplighter.node.start.ground import Finding
-from lamplighter.node.system import http, ports, processes
+from lamplighter.node.system import disks, http, ports, processes
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
 ROOT_FREE_BYTES = 64 << 20
@@ -61,7 +60,7 @@ def examine(
         *_port(plan, home, port, claims),
         *_space(home),
         *ground.room_for_verify(
-            facts.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
+            disks.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
         ),
         *_gpus(plan, engine, home, resolved, verdict, claims),
         *_launcher(plan, home),

@@ -16,7 +16,7 @@ import time
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import arguments, confidential
-from lamplighter.node.gpu import freeing, gpus
+from lamplighter.node.gpu import driver, freeing, gpus
 from lamplighter.node.health import drift, facts, preflight
 from lamplighter.node.health.drift import Difference
 from lamplighter.node.keeper import launcher, systemd
@@ -24,7 +24,7 @@ from lamplighter.node.keeper.launched import unit_in
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import ground, probe, startup
-from lamplighter.node.system import files, http, ports, processes
+from lamplighter.node.system import disks, distributions, files, http, ports, processes
 from lamplighter.node.system.processes import Process
 from lamplighter.node.variables import scope
 from lamplighter.node.worker import Run
@@ -105,13 +105,13 @@ def _installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[R
         return {"error": str(error)}
     if not found.place:
         return {"error": found.trouble}
-    return {"distribution": distribution, "dist_info": found.place, **facts.engine_files(found.place)}
+    return {"distribution": distribution, "dist_info": found.place, **distributions.engine_files(found.place)}
 
 
 def _driver() -> Dict[str, Optional[str]]:
     """Return the version of the loaded driver, and of the library that nvidia-smi speaks through."""
     versions = {cells["driver_version"] for cells in gpus.details(("driver_version",)).values()}
-    return {"module": facts.loaded_driver(), "library": ", ".join(sorted(versions)) or None}
+    return {"module": driver.loaded_driver(), "library": ", ".join(sorted(versions)) or None}
 
 
 # --------------------------------------------------------------------------------------------------------- drift
@@ -325,11 +325,11 @@ def _in_engine(deployed: Mapping[str, Any], unknown: List[str]) -> List[Differen
 def _engine_now(known: Mapping[str, Any]) -> Dict[str, Any]:
     """Look at the engine again; after an upgrade its metadata lies in a directory of another name beside the old."""
     site = os.path.dirname(known["dist_info"])
-    place = facts.find_distribution([site], known["distribution"])
+    place = distributions.find_distribution([site], known["distribution"])
     if place is None:
         return {"version": None}
-    same = facts.version_in(place) == known.get("version")
-    return facts.engine_files(place, known) if same else {"version": facts.version_in(place)}
+    same = distributions.version_in(place) == known.get("version")
+    return distributions.engine_files(place, known) if same else {"version": distributions.version_in(place)}
 
 
 def _in_driver(deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
@@ -546,7 +546,7 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
     record = launcher.read_record(home)
     members = members_of(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
-    found = facts.node_facts(plan.gpus, facts.places(home.path, plan.model), plan.gpu_warnings)
+    found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings)
     uuids = found["wanted"]["uuids"]
     report = scope.live_report(home)
 

@@ -8,12 +8,12 @@ import subprocess
 from typing import Collection, Mapping, Optional
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import facts, standing
+from lamplighter.node.health import standing
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.stages.ready import see_it_live
 from lamplighter.node.start import startup
-from lamplighter.node.system import lock, processes
+from lamplighter.node.system import disks, lock, processes
 from lamplighter.node.variables import before, interpreter, live
 from lamplighter.node.worker import Run, StageFailure
 
@@ -72,7 +72,7 @@ def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
         python: f"move servers.{run.plan.name}.python",
     }
     for path, way in ways.items():
-        if facts.forbids_programs(path):
+        if disks.forbids_programs(path):
             return f"{path} lies on a file system mounted noexec, where no program can start: {way}, or remount it exec"
     damage = standing.damage(release)
     if run.request["verb"] == "deploy" or not damage:

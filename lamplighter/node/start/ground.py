@@ -21,9 +21,8 @@ import sys
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import arguments
-from lamplighter.node.health import facts
 from lamplighter.node.start import startup
-from lamplighter.node.system import ports, processes
+from lamplighter.node.system import disks, ports, processes
 
 #: MAX_ARG_STRLEN of the kernel: one argument, or ``NAME=value``, with the NUL behind it, in bytes.
 LONGEST_WORD = 131072
@@ -133,7 +132,7 @@ def examine(start: Start, stopping: Collection[int] = ()) -> Iterator[Finding]:
 
 def _program(start: Start) -> Iterator[Finding]:
     python = shutil.which(os.path.expanduser(start.python), path=start.path)
-    if python is None and facts.forbids_programs(start.python):
+    if python is None and disks.forbids_programs(start.python):
         hint = f"remount it with exec, or put the environment elsewhere and correct {start.setting('python')}"
         message = f"the server's Python {start.python} lies on a file system mounted noexec: no program there can start"
         yield Finding("interpreter_noexec", "error", message, hint=hint)
@@ -334,7 +333,7 @@ def _files(start: Start) -> Iterator[Finding]:
 def _shared_memory(start: Start, stopping: Collection[int]) -> Iterator[Finding]:
     room = start.needs.get("room") or {}
     least = int(room.get("shm_mib_ranks" if (_ranks_here(start) or 1) > 1 else "shm_mib") or 0)
-    free = facts.space(SHARED_MEMORY)
+    free = disks.space(SHARED_MEMORY)
     if free["error"]:
         return  # none is mounted here: nothing in there can be full
     given_back = 0
@@ -359,7 +358,7 @@ def _temporary(start: Start) -> Iterator[Finding]:
         message = f"{given[0]} is no directory that {user} can write to: temporary files go to {usable[0]}"
         yield Finding("tmp_unusable", "warning", message, hint=f"make it (mode 1777), or correct {setting}")
     least = int((start.needs.get("room") or {}).get("tmp_mib") or 0)
-    free = facts.space(usable[0])
+    free = disks.space(usable[0])
     if not free["error"] and _is_short(free, least):
         message = f"{usable[0]} is full: at least {least} MiB are needed there for sockets and temporary files"
         yield Finding("tmp_full", "error", message, _shown_space(free), f"make room there, or set another {setting}")
@@ -547,14 +546,14 @@ def room_for_verify(paths: Iterable[str], checks: Mapping[str, Any], setting: st
     if checks.get("disks_have_room") != "off":
         told = set()
         for path in paths:
-            space = facts.space(path)
+            space = disks.space(path)
             trouble = "" if space["error"] else _low_disk(space, checks)
             device = None if space["error"] else os.stat(space["at"]).st_dev
             if trouble and device not in told:
                 told.add(device)
                 hint = f"make room there, or lower {setting}.disk_free_gib or .inodes_free_percent"
                 yield Finding("disk_low", "warning", f"verify will fail: {trouble}", "", hint)
-    space = facts.space(SHARED_MEMORY)
+    space = disks.space(SHARED_MEMORY)
     least = checks.get("shm_free_gib") or 0
     if checks.get("shm_has_room") != "off" and not space["error"] and space["free"] < least * GIB:
         message = (

@@ -59,11 +59,11 @@ def _write_file(path: str, content: Union[str, bytes], mode: int) -> None:
     sync_directory(directory)
 
 
-def read_text(path: str) -> Optional[str]:
-    """Return what `write_file` wrote to ``path``; None where it cannot be read."""
+def read_text(path: str, most: int = -1) -> Optional[str]:
+    """Return what `write_file` wrote to ``path``, ``most`` characters of it; None where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return None
 
