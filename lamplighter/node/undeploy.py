@@ -11,7 +11,7 @@ from typing import Callable, Optional
 
 from lamplighter.node.events import Exit
 from lamplighter.node.health import serving
-from lamplighter.node.health.preflight import living_members
+from lamplighter.node.health.census import living_members
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.stages import locks, swap
 from lamplighter.node.system import lock

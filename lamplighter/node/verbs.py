@@ -10,13 +10,14 @@ from typing import Any, Callable, Iterable, Optional
 
 from lamplighter.node import confidential, deploy, events, journal, relay, undeploy
 from lamplighter.node.events import Exit
-from lamplighter.node.health import diagnose, drift, preflight, serving, standing, wayback
+from lamplighter.node.finding import Finding
+from lamplighter.node.gpu import choice
+from lamplighter.node.health import census, diagnose, drift, preflight, serving, standing, wayback
 from lamplighter.node.keeper import launcher, ownership
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.start.ground import Finding
-from lamplighter.node.system import files, lock, ports, processes
+from lamplighter.node.system import files, http, lock, ports, processes
 from lamplighter.node.variables import scope
 from lamplighter.node.worker import RESERVES, Run, is_at_work
 
@@ -93,7 +94,7 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
     found["run"] = _run_at_work(home)
     lost = _lost_record(home, host) if found["run"] is None else ""
     if record is None:
-        living = preflight.living_members(home)
+        living = census.living_members(home)
         if living:
             pids = ", ".join(str(process.pid) for process in living)
             found.update({"state": "unknown", "message": _joined(f"pid {pids} runs, launched by lamplighter", lost)})
@@ -113,7 +114,7 @@ def _status_of(home: ServerHome, host: str) -> dict[str, Any]:
         elif not ports.listeners(record["port"]):
             found["state"] = "starting" if now.is_other else "unknown"
             found["message"] = _joined(now.note, f"its process is alive, port {record['port']} has no listener")
-        elif not preflight.is_answering(record["host"], record["port"]):
+        elif not http.is_answering(record["host"], record["port"]):
             found["state"] = "starting" if now.is_other else "unknown"
             found["message"] = _joined(now.note, f"port {record['port']} accepts and does not answer")
         else:
@@ -175,7 +176,7 @@ def _unconfirmed(home: ServerHome, record: dict[str, Any], host: str) -> tuple[s
     if end is not None and end.get("cause") != "abandoned":  # the word of a run that took over from a killed one
         how = f"ended with exit code {end.get('exit_code')} and has not"
     why = f"run {run.run_id} {how} confirmed it; `{events.invocation('deploy', host, home.name)}` repairs that"
-    if ports.listeners(record["port"]) and preflight.is_answering(record["host"], record["port"]):
+    if ports.listeners(record["port"]) and http.is_answering(record["host"], record["port"]):
         return "serving", why
     return "starting", f"its process is alive and does not answer yet; {why}"
 
@@ -364,7 +365,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
     plan = Plan.load(request["server"])
     home = server_home(root, plan.name)
-    resolved, engine, host = preflight.resolve_gpus(plan), request["engine"], request["host"]
+    resolved, engine, host = choice.resolve_gpus(plan), request["engine"], request["host"]
     found = preflight.examine(plan, engine, home, resolved, host, request=request)
     change = wayback.Change(plan, engine, request["release"]["digest"])
     findings = [

@@ -14,8 +14,8 @@ import pytest
 
 from lab import control
 from lab import node as lab_node
-from lamplighter.node.gpu import freeing, gpus
-from lamplighter.node.health import preflight
+from lamplighter.node.gpu import choice, freeing, gpus
+from lamplighter.node.health import census
 from lamplighter.node.keeper import ownership, stop
 from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import ServerHome
@@ -95,10 +95,10 @@ class Bench:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        return preflight.resolve_gpus(self.plan).uuids
+        return choice.resolve_gpus(self.plan).uuids
 
     def claims(self) -> list[ownership.Claim]:
-        return preflight.find_claims(self.plan, ENGINE, self.home, self.uuids, "box")
+        return census.find_claims(self.plan, ENGINE, self.home, self.uuids, "box")
 
     def stoppable(self) -> list[processes.Process]:
         return [claim.process for claim in self.claims() if claim.may_be_stopped]

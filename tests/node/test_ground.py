@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from lamplighter.node.finding import Finding
 from lamplighter.node.health import facts
 from lamplighter.node.start import ground, startup
-from lamplighter.node.start.ground import Finding, Start
+from lamplighter.node.start.ground import Start
 from lamplighter.node.system import disks, ports
 from lamplighter.release.engine import load_engine
 from tests.node.living import IS_ROOT, NOBODY

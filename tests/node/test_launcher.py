@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.node.health import preflight
+from lamplighter.node.health import census
 from lamplighter.node.keeper import launcher, stop
 from lamplighter.node.keeper.launcher import ExitStatus, Launched, LaunchFailed
 from lamplighter.node.layout import LaunchFiles, RunDirectory, ServerHome
@@ -287,9 +287,9 @@ def test_a_launch_of_which_nothing_is_left_claims_nothing_any_more(tmp_path: Pat
     assert me is not None
     record = {"boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start}
     Path(launch.process).write_text(json.dumps({**record, "supervisor_pid": me.pid, "supervisor_start": me.start}))
-    assert len(preflight.recorded_launches(home, {})) == 1
+    assert len(census.recorded_launches(home, {})) == 1
     Path(launch.exit).write_text(json.dumps({"code": 0, "signal": None, "t": 0, "all_gone": True}))
-    assert preflight.recorded_launches(home, {}) == []
+    assert census.recorded_launches(home, {}) == []
 
 
 def test_a_launch_that_was_a_unit_claims_by_its_cgroup_alone(tmp_path: Path) -> None:
@@ -301,4 +301,4 @@ def test_a_launch_that_was_a_unit_claims_by_its_cgroup_alone(tmp_path: Path) -> 
     record = {"boot_id": me.identity.boot_id, "pid": me.pid, "start": me.start, "cgroup": me.cgroup}
     for unit, launches in ({}, 1), ({"unit": "lamplighter-demo.service", "manager_uid": None}, 0):
         Path(launch.process).write_text(json.dumps({**record, **unit}))
-        assert len(preflight.recorded_launches(home, {me.pid: me})) == launches
+        assert len(census.recorded_launches(home, {me.pid: me})) == launches

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import gpus
 from lamplighter.node.health import preflight
 from lamplighter.node.layout import RunDirectory, ServerHome
 from lamplighter.node.plan import Plan
-from lamplighter.node.start.ground import Finding
 from lamplighter.node.system import ports, processes
 from tests.node.living import Living, until
 

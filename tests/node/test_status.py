@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node import events, verbs
-from lamplighter.node.health import preflight, serving
+from lamplighter.node.health import census, serving
 from lamplighter.node.keeper import launched as launches
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.layout import ServerHome
@@ -141,10 +141,10 @@ def test_a_damaged_record_of_the_end_is_an_unknown_end(home: ServerHome, ending:
 def test_the_record_claims_its_server_but_none_that_was_adopted(home: ServerHome) -> None:
     record = json.loads(Path(home.record).read_text())
     table = processes.processes()
-    assert [each.main.pid for each in preflight.recorded_launches(home, table)] == [os.getpid()]
+    assert [each.main.pid for each in census.recorded_launches(home, table)] == [os.getpid()]
     for other in ({"attempt": "adopted"}, {"start": 1}, {"boot_id": "another"}, {"unit": "x.service"}):
         Path(home.record).write_text(json.dumps({**record, **other}))
-        assert preflight.recorded_launches(home, table) == [], other
+        assert census.recorded_launches(home, table) == [], other
 
 
 @pytest.mark.parametrize("unit", [{"unit": 5}, {"unit": ""}, {"unit": "x.service", "manager_uid": "root"}])

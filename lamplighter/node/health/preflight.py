@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from typing import Any, Collection, Iterable, Mapping, Optional
 
-from lamplighter.node import arguments, events
-from lamplighter.node.gpu import freeing, gpus, holders
+from lamplighter.node.finding import Finding
+from lamplighter.node.gpu import choice, gpus
+from lamplighter.node.health import census
 from lamplighter.node.keeper import adopt, launcher, ownership, parents, restarters, systemd
-from lamplighter.node.keeper.launched import supervisor_in
-from lamplighter.node.layout import IDENTITY, ReleaseDirectory, ServerHome, all_servers, read_json
+from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import ground
-from lamplighter.node.start.ground import Finding
-from lamplighter.node.system import disks, http, ports, processes
+from lamplighter.node.system import disks, ports, processes
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
 ROOT_FREE_BYTES = 64 << 20
-ANSWER_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +47,11 @@ def examine(
     """
     request = request or {}
     port = _look_at_port(plan)
-    verdict = settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
+    verdict = choice.settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
-    claims = tuple(find_claims(plan, engine, home, resolved.uuids, host))
+    claims = tuple(census.find_claims(plan, engine, home, resolved.uuids, host))
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    kept = find_restarters(plan, engine, home, claims)
+    kept = census.find_restarters(plan, engine, home, claims)
     findings = [
         *_start(plan, engine, resolved, release, request.get("secrets") or {}, stopping),
         *_port(plan, home, port, claims),
@@ -84,40 +81,10 @@ def _start(
     """Whether what is wanted can start here."""
     count = None if resolved.error is not None else len(resolved.uuids)
     try:
-        start = start_of(plan, engine, release, gpu_count=count, secrets=secrets)
+        start = ground.start_of(plan, engine, release, gpu_count=count, secrets=secrets)
     except ground.NoAnswer:
         return  # the proof that follows says what is wrong with the script, and what to do
     yield from ground.examine(start, stopping)
-
-
-def start_of(
-    plan: Plan,
-    engine: Mapping[str, Any],
-    release: Optional[ReleaseDirectory] = None,
-    *,
-    gpu_count: Optional[int] = None,
-    secrets: Optional[Mapping[str, str]] = None,
-) -> ground.Start:
-    """Return what starting ``plan`` means on this node: by the launch script of its release, if that is here.
-
-    ``secrets`` are those of a release that is not. Raises NoAnswer.
-    """
-    environment, directory = launcher.planned_environment(plan, secrets or {}), None
-    if release is not None:
-        environment, directory = ground.surroundings(release.launch_script, launcher.bare_environment())
-    return ground.Start(
-        name=plan.name,
-        argv=plan.argv,
-        environment=environment,
-        python=plan.python,
-        model=arguments.model_of(engine, plan.argv) or plan.model,
-        host=plan.host,
-        port=plan.port,
-        gpus=gpu_count,
-        engine=engine,
-        engine_version=plan.engine_version,
-        directory=directory,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +163,7 @@ def _gpus(
     claims: Iterable[ownership.Claim],
 ) -> Iterable[Finding]:
     if resolved.error is not None:
-        hint = how_to_name_gpus(plan, resolved.error)
+        hint = choice.how_to_name_gpus(plan, resolved.error)
         yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
         return
     if verdict is None:
@@ -207,12 +174,12 @@ def _gpus(
     stoppable = {claim.process.pid for claim in claims if claim.may_be_stopped}
     named = {claim.process.pid: claim for claim in claims if claim.holds_gpu and not claim.may_be_stopped}
     foreign = [pid for pid in verdict.holders if pid not in stoppable | named.keys() and processes.is_pid_alive(pid)]
-    yield from unfit_gpus(plan, uuids, verdict)
+    yield from choice.unfit_gpus(plan, uuids, verdict)
     if verdict.word == gpus.UNKNOWN:
         return
     if foreign or named:
         hint = _how_to_part(plan, engine, verdict, {*foreign, *named})
-        who = "; ".join([*map(str, named.values()), *([describe_pids(foreign)] if foreign else [])])
+        who = "; ".join([*map(str, named.values()), *([processes.describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
         hint = (
@@ -285,7 +252,7 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
 
 def _adoption(plan: Plan, claims: Iterable[ownership.Claim], kept: Iterable[restarters.Restarter]) -> Iterable[Finding]:
     found = adopt.find(claims, plan.port)
-    if found is None or is_kept(found.process.pid, kept):
+    if found is None or census.is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):
@@ -295,176 +262,3 @@ def _adoption(plan: Plan, claims: Iterable[ownership.Claim], kept: Iterable[rest
     else:
         message = f"{who} was not started by lamplighter: before it is stopped, it is written down as a release"
         yield Finding("adoption", "ok", message, f"{len(found.argv)} arguments, {len(found.environment)} variables")
-
-
-# ----------------------------------------------------------------------------- what other stages need to know as well
-
-
-def resolve_gpus(plan: Plan) -> gpus.Resolved:
-    """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
-    return (
-        gpus.resolve(plan.gpus, gpus.accepting(gpus.take_sample(), plan.gpu_warnings))
-        if plan.uses_gpus
-        else gpus.Resolved(())
-    )
-
-
-def how_to_name_gpus(plan: Plan, trouble: str) -> str:
-    """Say what to do where the GPUs of a server cannot be told: the inventory is wrong, or nvidia-smi speaks oddly."""
-    if "nvidia-smi" in trouble:
-        return gpus.how_to_see(trouble, plan.name)
-    return f"compare servers.{plan.name}.gpus with what nvidia-smi -L says on the node"
-
-
-def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
-    """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    return gpus.settle(uuids, freeing.read_baseline(home), plan.allow, accepted=plan.gpu_warnings)[1]
-
-
-def unfit_gpus(plan: Plan, uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
-    """What forbids to stop a server on these GPUs: no other could be started on them. One more call of nvidia-smi."""
-    wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings)
-    if wanting is not None:
-        hint = "do that on the node first; until then every answer about this GPU may be wrong"
-        if wanting.startswith(gpus.NO_ANSWER):
-            hint = gpus.how_to_see(wanting, plan.name)
-        yield Finding("gpu_recovery", "error", wanting, "", hint)
-    if verdict.word == gpus.UNKNOWN:
-        hint = gpus.how_to_see(verdict.reason, plan.name)
-        yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
-
-
-def find_claims(
-    plan: Plan,
-    engine: Mapping[str, Any],
-    home: ServerHome,
-    uuids: tuple[str, ...],
-    host: str,
-    sample: Optional[gpus.Sample] = None,
-) -> list[ownership.Claim]:
-    """Return every process that matters to this server, judged: ours, stale, listed or foreign.
-
-    A look costs two calls of nvidia-smi, unless there is a fresh ``sample``, and a walk through /proc.
-    """
-    table = processes.processes()
-    recorded = recorded_launches(home, table)
-    ours = {process.pid for record in recorded for process in ownership.members(record, table)}
-    evidence = holders.look(uuids, plan.port, plan.allow, ours, table, sample)
-    found = ownership.claims(
-        evidence,
-        recorded,
-        engine,
-        policy=plan.stale_policy,
-        listed=plan.stale_kill,
-        uid=os.geteuid(),
-    )
-    if any(claim.kind == ownership.STALE for claim in found):
-        siblings = _siblings(home, table)
-        found = [_spare_sibling(claim, siblings, host) for claim in found]
-    return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
-
-
-def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[int, str]:
-    """Return the processes of the other servers that lamplighter keeps here: whose each pid is.
-
-    Those that have been ready once; also while systemd has them restarted and they load again, which takes minutes.
-    """
-    found: dict[int, str] = {}
-    for other in all_servers(os.path.dirname(os.path.dirname(home.path))):
-        launched = launcher.read_record(other) if other.name != home.name else None
-        main = launcher.present(launched).main if launched is not None and launched.get("ready") else None
-        if main is not None:
-            pids = {main.pid}
-            for record in recorded_launches(other, table):
-                pids.update(process.pid for process in ownership.members(record, table))
-            pids.update(process.pid for process in processes.descendants(pids, table))
-            found.update(dict.fromkeys(pids, other.name))
-    return found
-
-
-def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: str) -> ownership.Claim:
-    """A server that was deployed is not stale, however much it is in the way."""
-    name = siblings.get(claim.process.pid)
-    if claim.kind != ownership.STALE or name is None:
-        return claim
-    command = events.invocation("stop", host, name)
-    why = f"{claim.why}; it is server {name} of lamplighter: `{command}` ends it"
-    return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
-
-
-def find_restarters(
-    plan: Plan, engine: Mapping[str, Any], home: ServerHome, claims: Iterable[ownership.Claim]
-) -> list[restarters.Restarter]:
-    """Return the units, containers and parents, not ours, that may start again what would be stopped."""
-    listed = () if plan.stale_policy == "report" else plan.stale_kill
-    table, programs = processes.processes(), parents.Programs.of(engine)
-    return restarters.find(claims, table, systemd.recorded(home), listed, programs)
-
-
-def is_kept(pid: int, found: Iterable[restarters.Restarter]) -> bool:
-    """Tell whether a unit or container keeps the process, and will be stopped and can be started again with it."""
-    return any(restarter.may_be_started and pid in restarter.pids for restarter in found)
-
-
-def recorded_launches(home: ServerHome, table: Mapping[int, processes.Process]) -> list[ownership.Recorded]:
-    """Return the launches of this boot of which something may still live, and what our unit runs now.
-
-    A launch claims nothing whose supervisor has seen its last descendant go, and none that was a unit: what is left of
-    that is in the unit's cgroup, and the numbers of its processes may be others' by now. ``server.json`` knows the last
-    one too, where the launch's own record is damaged.
-    """
-    found = launcher.recorded_in_unit(home, table)
-    for launch in home.launches():
-        record = read_json(launch.process, **IDENTITY)
-        if record is None or record["boot_id"] != processes.boot_id():
-            continue
-        if (read_json(launch.exit) or {}).get("all_gone"):
-            continue
-        launched = launcher.read_launched(launch)
-        if launched is not None and launched.unit is None:
-            found.append(ownership.Recorded(launched.main, launched.supervisor, record.get("cgroup")))
-    last = _last_launch(home)
-    return found if last is None or any(last.main == each.main for each in found) else [*found, last]
-
-
-def living_members(home: ServerHome) -> list[processes.Process]:
-    """Return what lives of all that was launched for this server, as the node has recorded it. Walks through /proc."""
-    table = processes.processes()
-    found = {each.pid: each for record in recorded_launches(home, table) for each in ownership.members(record, table)}
-    return [found[pid] for pid in sorted(found)]
-
-
-def _last_launch(home: ServerHome) -> Optional[ownership.Recorded]:
-    """Return the launch of which ``server.json`` tells, while its main process or its supervisor lives.
-
-    None for a server that was adopted, which lamplighter did not launch, and for a unit.
-    """
-    record = launcher.read_record(home)
-    if record is None or record["attempt"] == "adopted" or record.get("unit"):
-        return None
-    main = processes.Identity(record["boot_id"], record["pid"], record["start"])
-    supervisor = supervisor_in(record)
-    is_there = any(each is not None and processes.is_alive(each) for each in (main, supervisor))
-    return ownership.Recorded(main, supervisor) if is_there else None
-
-
-def is_answering(host: str, port: int) -> bool:
-    """Tell whether anybody answers HTTP there, whatever it says, within two seconds."""
-    try:
-        http.request("GET", ports.probe_host(host), port, "/v1/models", timeout=ANSWER_SECONDS)
-    except http.HttpFailed:
-        return False
-    return True
-
-
-def describe_pids(pids: Iterable[int]) -> str:
-    """Name processes as a person would look for them: pid, user, command; one that is hidden is not gone."""
-    parts = []
-    for pid in pids:
-        process = processes.read_process(pid)
-        if process is None:
-            parts.append(f"pid {pid} ({processes.why_unseen() if processes.is_pid_alive(pid) else 'gone'})")
-        else:
-            with contextlib.suppress(OSError):
-                parts.append(f"pid {pid} ({processes.user_name(process.uid)}, {process.title})")
-    return ", ".join(parts)

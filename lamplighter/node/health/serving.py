@@ -11,12 +11,12 @@ import dataclasses
 import time
 from typing import Any, Mapping, Optional
 
-from lamplighter.node.health import preflight, standing
+from lamplighter.node.health import standing
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import probe
-from lamplighter.node.system import ports, processes
+from lamplighter.node.system import http, ports, processes
 
 #: So long may a token take before a server counts as one that does not answer; a busy one is told by its counters.
 TOKEN_SECONDS = 10.0
@@ -74,7 +74,7 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
     who = f"release {record['release']}"
     told = {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
     if home.release(record["release"]).read_plan() is None:
-        is_heard = bool(ports.owners(record["port"])) and preflight.is_answering(record["host"], record["port"])
+        is_heard = bool(ports.owners(record["port"])) and http.is_answering(record["host"], record["port"])
         trouble, note = None if is_heard else "it answers nothing", "not asked for a token: its release is damaged"
     elif record.get("ready"):
         trouble, note = standing.trouble_of(home, seconds), ""

@@ -17,7 +17,7 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 
 from lamplighter.node import arguments, confidential
 from lamplighter.node.gpu import driver, freeing, gpus
-from lamplighter.node.health import drift, facts, preflight
+from lamplighter.node.health import drift, facts
 from lamplighter.node.health.drift import Difference
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.keeper.launched import unit_in
@@ -100,7 +100,7 @@ def _installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[R
     if not distribution:
         return {}
     try:
-        found = ground.installed(preflight.start_of(plan, engine, release))
+        found = ground.installed(ground.start_of(plan, engine, release))
     except (startup.NoPython, ground.NoAnswer) as error:
         return {"error": str(error)}
     if not found.place:

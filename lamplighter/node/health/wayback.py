@@ -10,12 +10,15 @@ import dataclasses
 from typing import Any, Collection, Iterator, Mapping, Optional, Union
 
 from lamplighter.node import arguments, events
-from lamplighter.node.health import preflight, serving
+from lamplighter.node.finding import Finding
+from lamplighter.node.gpu import choice
+from lamplighter.node.health import census, serving
 from lamplighter.node.keeper import adopt, launcher, ownership
 from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import ground
-from lamplighter.node.start.ground import Finding, Start
+from lamplighter.node.start.ground import Start
+from lamplighter.node.system import http
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +44,9 @@ def examine(
     """
     by_hand = adopt.find(claims, change.plan.port)
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    kept = preflight.find_restarters(change.plan, change.engine, home, claims)
+    kept = census.find_restarters(change.plan, change.engine, home, claims)
     way: Union[adopt.Found, ReleaseDirectory]
-    if isinstance(by_hand, adopt.Found) and not preflight.is_kept(by_hand.process.pid, kept):
+    if isinstance(by_hand, adopt.Found) and not census.is_kept(by_hand.process.pid, kept):
         way, who = by_hand, f"pid {by_hand.process.pid} ({by_hand.process.title})"
         trouble = _first_error(_by_hand(by_hand, change), stopping)
     elif by_hand is None and target is not None and target.read_plan() is not None:
@@ -74,7 +77,7 @@ def _first_error(start: Start, stopping: Collection[int]) -> Optional[Finding]:
 def _is_lost_without(home: ServerHome, change: Change, way_back: Union[adopt.Found, ReleaseDirectory]) -> bool:
     """Tell whether a server that answers hangs on this way back, if the new one fails."""
     if isinstance(way_back, adopt.Found):
-        return preflight.is_answering(way_back.host, change.plan.port)
+        return http.is_answering(way_back.host, change.plan.port)
     now = serving.look(home)
     if now.record is None or not now.is_alive or (way_back.read_verdict() or {}).get("verdict") == "bad":
         return False
@@ -85,8 +88,8 @@ def _of_release(target: ReleaseDirectory, change: Change) -> Start:
     stored = target.read_plan()
     assert stored is not None
     plan, engine = Plan.load(stored["server"]), _engine_of(stored["engine"], change)
-    count = len(plan.gpus) if plan.gpus != "all" else len(preflight.resolve_gpus(plan).uuids) or None
-    start = preflight.start_of(plan, engine, target, gpu_count=count)
+    count = len(plan.gpus) if plan.gpus != "all" else len(choice.resolve_gpus(plan).uuids) or None
+    start = ground.start_of(plan, engine, target, gpu_count=count)
     return dataclasses.replace(start, engine_version=None)  # one that was upgraded in its place may well start it
 
 

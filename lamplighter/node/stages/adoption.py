@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lamplighter.node.gpu import holders
-from lamplighter.node.health import preflight
+from lamplighter.node.health import census
 from lamplighter.node.keeper import adopt, ownership
 from lamplighter.node.worker import Run
 
@@ -19,8 +19,8 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     found = adopt.find(claims, run.plan.port)
     if found is None:
         return
-    kept = preflight.find_restarters(run.plan, run.engine, run.home, claims)
-    if preflight.is_kept(found.process.pid, kept):
+    kept = census.find_restarters(run.plan, run.engine, run.home, claims)
+    if census.is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Optional
 
 from lamplighter.node.events import Exit
+from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import gpus
 from lamplighter.node.health import preflight, wayback
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.start.ground import Finding
 from lamplighter.node.worker import Run, StageFailure
 
 

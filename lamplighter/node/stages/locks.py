@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from lamplighter.node import events
 from lamplighter.node.events import Exit
-from lamplighter.node.health import preflight
+from lamplighter.node.gpu import choice
 from lamplighter.node.layout import all_servers
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import files, lock
@@ -52,7 +52,7 @@ def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[st
     wanted = {f"port-{plans[0].port}": f"port {plans[0].port}", **{f"gpu-{uuid}": f"GPU {uuid}" for uuid in uuids}}
     for other in plans[1:]:
         wanted[f"port-{other.port}"] = f"port {other.port}"
-        found = preflight.resolve_gpus(dataclasses.replace(other, gpu_warnings=plans[0].gpu_warnings))
+        found = choice.resolve_gpus(dataclasses.replace(other, gpu_warnings=plans[0].gpu_warnings))
         wanted.update((f"gpu-{uuid}", f"GPU {uuid}") for uuid in found.uuids)
         if found.error is not None:
             run.warn(
@@ -65,14 +65,14 @@ def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[st
 
 
 def _resolve(run: Run, plan: Plan) -> tuple[str, ...]:
-    resolved = preflight.resolve_gpus(plan)
+    resolved = choice.resolve_gpus(plan)
     if resolved.error is not None:
         raise StageFailure(
             Exit.REFUSED,
             "the GPUs of this server cannot be told",
             cause="gpu_unknown",
             evidence=resolved.error,
-            hint=preflight.how_to_name_gpus(plan, resolved.error),
+            hint=choice.how_to_name_gpus(plan, resolved.error),
         )
     return resolved.uuids
 

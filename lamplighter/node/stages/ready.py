@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Callable, Optional, Sequence
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import preflight
 from lamplighter.node.log import causes
 from lamplighter.node.start import eta, ground, readiness
 from lamplighter.node.start.probe import find_api_key
@@ -77,7 +76,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         uuids=run.uuids,
         environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},
         directory=run.home.path,
-        derived={each.port: each.use for each in ground.derived_ports(preflight.start_of(run.plan, run.engine))},
+        derived={each.port: each.use for each in ground.derived_ports(ground.start_of(run.plan, run.engine))},
     )
     kernel = causes.kernel_notes(verdict.since)
     explained = causes.explain(verdict.diagnosis, failed, run.engine, kernel, verdict.message)

@@ -15,11 +15,11 @@ from typing import Callable, Optional
 
 from lamplighter.node import events, journal
 from lamplighter.node.events import Exit
-from lamplighter.node.health import preflight
+from lamplighter.node.health import census
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import IDENTITY, RunDirectory, ServerHome, read_json
 from lamplighter.node.stages import releases
-from lamplighter.node.system import files, processes
+from lamplighter.node.system import files, http, processes
 from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: Runs whose journals and logs are kept, besides those that a live server or a release refers to.
@@ -170,14 +170,14 @@ def _mend_record(run: Run) -> None:
     if record is None or record.get("ready") or current is None or record["release"] != current.name:
         return
     identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
-    if processes.is_alive(identity) and preflight.is_answering(record["host"], record["port"]):
+    if processes.is_alive(identity) and http.is_answering(record["host"], record["port"]):
         launcher.note_ready(run.home, record, time.time())
 
 
 def _drop_half_releases(run: Run) -> None:
     """Remove releases that were being written, or removed, when their run was killed; never one that may be serving."""
     record = launcher.read_record(run.home)
-    if record is None and preflight.living_members(run.home):
+    if record is None and census.living_members(run.home):
         return  # which of them it is, nothing tells any more
     kept = {(record or {}).get("release"), *(release.name for release in run.home.all_releases())}
     for name in os.listdir(run.home.releases):

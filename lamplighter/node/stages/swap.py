@@ -8,12 +8,12 @@ import time
 from typing import Any, Optional
 
 from lamplighter.node.events import Exit
-from lamplighter.node.gpu import freeing, gpus
-from lamplighter.node.health import preflight
+from lamplighter.node.gpu import choice, freeing, gpus
+from lamplighter.node.health import census
 from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, stop, systemd
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
 from lamplighter.node.stages import adoption, checks
-from lamplighter.node.system import files, ports, processes
+from lamplighter.node.system import files, http, ports, processes
 from lamplighter.node.worker import Run, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
@@ -40,10 +40,10 @@ def stop_old(run: Run) -> Optional[str]:
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
         _refuse_unfit_gpus(run)
         files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
-    kept = preflight.find_restarters(run.plan, run.engine, run.home, claimed)
+    kept = census.find_restarters(run.plan, run.engine, run.home, claimed)
     _refuse_restarters(run, kept)
     adoption.adopt_old(run, claimed)
-    if run.launched is None and preflight.is_answering(run.plan.host, run.plan.port):
+    if run.launched is None and http.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
     look = run.engine.get("stop") or {}
     was_up = _is_recorded_up(run)
@@ -120,8 +120,8 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
 
 def _refuse_unfit_gpus(run: Run) -> None:
     if run.plan.uses_gpus:
-        verdict = preflight.settled_verdict(run.plan, run.home, run.uuids)
-        for finding in preflight.unfit_gpus(run.plan, run.uuids, verdict):
+        verdict = choice.settled_verdict(run.plan, run.home, run.uuids)
+        for finding in choice.unfit_gpus(run.plan, run.uuids, verdict):
             raise checks.refusal(finding)
 
 
@@ -204,7 +204,7 @@ def give_back(run: Run) -> bool:
     run.stopped_restarters = []
     deadline = time.monotonic() + run.plan.timeouts.ready
     while started and time.monotonic() < deadline:
-        if preflight.is_answering(run.plan.host, run.plan.port):
+        if http.is_answering(run.plan.host, run.plan.port):
             run.new_answered_at = time.time()
             run.ready_seconds = round(run.new_answered_at - began, 3)
             pids = [pid for listener in ports.listeners(run.plan.port) for pid in listener.pids]
@@ -222,7 +222,7 @@ def give_back(run: Run) -> bool:
 
 
 def _claims(run: Run, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
-    return preflight.find_claims(run.plan, run.engine, run.home, run.uuids, run.request["host"], sample)
+    return census.find_claims(run.plan, run.engine, run.home, run.uuids, run.request["host"], sample)
 
 
 def wait_until_freed(run: Run) -> Optional[str]:
@@ -233,7 +233,7 @@ def wait_until_freed(run: Run) -> Optional[str]:
         run.plan, run.home, run.uuids, lambda sample: _stoppable_pids(run, sample), run.progress
     )
     if isinstance(found, freeing.NotFreed):
-        holders = preflight.describe_pids(found.holders)
+        holders = processes.describe_pids(found.holders)
         raise StageFailure(
             Exit.NOT_FREED,
             f"the GPUs are not free: {found.word}",

@@ -21,6 +21,10 @@ import sys
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import arguments
+from lamplighter.node.finding import Finding
+from lamplighter.node.keeper import launcher
+from lamplighter.node.layout import ReleaseDirectory
+from lamplighter.node.plan import Plan
 from lamplighter.node.start import startup
 from lamplighter.node.system import disks, ports, processes
 
@@ -37,17 +41,6 @@ TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 TEMPORARY_PLACES = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - looked at only
 #: So long may a launch script take to say what it gives to its server.
 SCRIPT_SECONDS = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One question about the node and its answer; ``level`` is ok, warning or error."""
-
-    id: str
-    level: str
-    message: str
-    evidence: str = ""
-    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -571,3 +564,33 @@ def _low_disk(space: Mapping[str, Any], checks: Mapping[str, Any]) -> str:
         percent = 100 * space["free_inodes"] / space["inodes"]
         return f"{percent:.1f} % of the inodes free in {space['at']}, at least {share} are wanted"
     return ""
+
+
+def start_of(
+    plan: Plan,
+    engine: Mapping[str, Any],
+    release: Optional[ReleaseDirectory] = None,
+    *,
+    gpu_count: Optional[int] = None,
+    secrets: Optional[Mapping[str, str]] = None,
+) -> Start:
+    """Return what starting ``plan`` means on this node: by the launch script of its release, if that is here.
+
+    ``secrets`` are those of a release that is not. Raises NoAnswer.
+    """
+    environment, directory = launcher.planned_environment(plan, secrets or {}), None
+    if release is not None:
+        environment, directory = surroundings(release.launch_script, launcher.bare_environment())
+    return Start(
+        name=plan.name,
+        argv=plan.argv,
+        environment=environment,
+        python=plan.python,
+        model=arguments.model_of(engine, plan.argv) or plan.model,
+        host=plan.host,
+        port=plan.port,
+        gpus=gpu_count,
+        engine=engine,
+        engine_version=plan.engine_version,
+        directory=directory,
+    )

@@ -28,6 +28,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from lamplighter.node.system import ports
+
 #: Bytes of a body that are read at most; the answers asked for here have a few kilobytes.
 MAX_BODY = 4 << 20
 
@@ -419,3 +421,12 @@ def _section(engine: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _filled(text: str, server: Mapping[str, Any]) -> str:
     model = str(server.get("model") or "")
     return text.replace("{served_name}", str(server.get("served_name") or model)).replace("{model}", model)
+
+
+def is_answering(host: str, port: int) -> bool:
+    """Tell whether anybody answers HTTP there, whatever it says, within two seconds."""
+    try:
+        request("GET", ports.probe_host(host), port, "/v1/models", timeout=2.0)
+    except HttpFailed:
+        return False
+    return True

@@ -13,6 +13,7 @@ a zombie; a group leader whose own thread ended while others run is shown as Z a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -852,3 +853,16 @@ __all__ = [
     "why_unseen",
     "working_directory",
 ]
+
+
+def describe_pids(pids: Iterable[int]) -> str:
+    """Name processes as a person would look for them: pid, user, command; one that is hidden is not gone."""
+    parts = []
+    for pid in pids:
+        process = read_process(pid)
+        if process is None:
+            parts.append(f"pid {pid} ({why_unseen() if is_pid_alive(pid) else 'gone'})")
+        else:
+            with contextlib.suppress(OSError):
+                parts.append(f"pid {pid} ({user_name(process.uid)}, {process.title})")
+    return ", ".join(parts)

@@ -16,7 +16,6 @@ import time
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from lamplighter.node.gpu import gpus
-from lamplighter.node.health import preflight
 from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ReleaseDirectory, read_json
 from lamplighter.node.plan import Plan
@@ -149,7 +148,7 @@ def version_of(plan: Plan, engine: Mapping[str, Any], release: ReleaseDirectory)
         if plan.engine_version or not distribution:
             return plan.engine_version
         try:
-            return ground.installed(preflight.start_of(plan, engine, release)).version
+            return ground.installed(ground.start_of(plan, engine, release)).version
         except (startup.NoPython, ground.NoAnswer):
             return None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any, Iterable
 
+from lamplighter.node.finding import Finding
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import startup
-from lamplighter.node.start.ground import Finding
 from lamplighter.node.variables import interpreter, live
 
 STOPPED = "stopped"
