@@ -12,7 +12,7 @@ import time
 from typing import Callable, Optional
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import serving, standing
+from lamplighter.node.health import drift, serving
 from lamplighter.node.health.serving import Serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
@@ -308,7 +308,7 @@ def _keep(run: Run, target: ReleaseDirectory) -> None:
 def _tell_damage(run: Run, target: ReleaseDirectory) -> None:
     """Say why another release than the current one is put back."""
     current = run.home.current_release()
-    damage = standing.damage(current) if current is not None and current.name != target.name else []
+    damage = drift.damage(current) if current is not None and current.name != target.name else []
     if current is not None and damage:
         run.warn(
             f"release {current.name} is damaged ({damage[0]}): {target.name}, the newest good one, is started instead",

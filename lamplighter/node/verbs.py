@@ -12,7 +12,17 @@ from lamplighter.node import confidential, deploy, events, journal, relay, undep
 from lamplighter.node.events import Exit
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import choice
-from lamplighter.node.health import census, diagnose, drift, preflight, serving, standing, wayback
+from lamplighter.node.health import (
+    census,
+    diagnose,
+    differences,
+    drift,
+    liveness,
+    preflight,
+    serving,
+    snapshot,
+    wayback,
+)
 from lamplighter.node.keeper import launcher, ownership
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
 from lamplighter.node.plan import Plan
@@ -82,7 +92,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     found = [_asked(home, request["host"], seconds) for home in chosen]
     if "wanted" in request:
         found = [
-            {**each, "drift": standing.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
+            {**each, "drift": drift.find_drift(homes[each["name"]], wanted.get(each["name"])).to_json()}
             for each in found
         ]
     return {"root": root, "servers": found}
@@ -141,8 +151,8 @@ def _asked(home: ServerHome, host: str, seconds: float = TOKEN_SECONDS) -> dict[
     found, record = _status_of(home, host), launcher.read_record(home)
     if found["state"] != "serving" or record is None:
         return found
-    trouble = standing.trouble_of(home, seconds) if record.get("ready") else serving.first_answer(home, record, seconds)
-    lost = standing.lost_workers(home)
+    trouble = liveness.trouble_of(home, seconds) if record.get("ready") else serving.first_answer(home, record, seconds)
+    lost = liveness.lost_workers(home)
     message = _joined(found["message"], trouble or "", *lost)
     return {**found, "state": "serving" if trouble is None else "unknown", "message": message}
 
@@ -418,7 +428,7 @@ def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
         "status": _asked(home, request["host"]),
         "current": None if release is None else _described(release),
         "changed_secrets": _changed_secrets(release, request),
-        "drift": standing.find_drift(home, None).to_json(),
+        "drift": drift.find_drift(home, None).to_json(),
     }
 
 
@@ -443,9 +453,9 @@ def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
     return {
         "root": root,
         "directory": home.path,
-        **standing.all_facts(plan, request["engine"], home),
+        **snapshot.all_facts(plan, request["engine"], home),
         "server": _status_of(home, request["host"]),
-        "drift": standing.find_drift(home, request.get("wanted")).to_json(),
+        "drift": drift.find_drift(home, request.get("wanted")).to_json(),
     }
 
 
@@ -464,8 +474,8 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     """
     home = server_home(root, request["server"]["name"])
     digest = request["release"]["digest"]
-    found = standing.find_drift(home, request["wanted"])
-    reasons = _reasons(home, request, standing.since_deploy(home, found))
+    found = drift.find_drift(home, request["wanted"])
+    reasons = _reasons(home, request, drift.since_deploy(home, found))
     now = serving.look(home, Plan.load(request["server"]), request["engine"])
     if not reasons:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((now.record or {}).get("since") or 0)))
@@ -493,20 +503,20 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     return Before(end, tuple(reasons))
 
 
-def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[drift.Difference]) -> list[str]:
+def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[differences.Difference]) -> list[str]:
     state = _status_of(home, request["host"])
     if state["run"] is not None:
         return [f"a run is at work: {state['run'].get('id')}"]
     if state["state"] != "serving":
         return [f"it does not serve ({state['state']}): {state['message']}"]
-    reasons = standing.lost_workers(home)
-    trouble = standing.trouble_of(home) if not reasons else None  # a reason is enough: the other one may take a minute
+    reasons = liveness.lost_workers(home)
+    trouble = liveness.trouble_of(home) if not reasons else None  # a reason is enough: the other one may take a minute
     reasons += [] if trouble is None else [trouble]
     reasons += [f"{each.kind}: {each}" for each in differences]
     if not reasons and home.release(state["release"]).digest != request["release"]["digest"]:
         reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")
     reasons += [f"secret {name} has another value" for name in _changed_secrets(home.current_release(), request)]
-    age, most = standing.age_of(home), request.get("max_age")
+    age, most = liveness.age_of(home), request.get("max_age")
     if most is not None and age is not None and age >= most:
         reasons.append(f"it has run for {age / 86400:.1f} days, at most {most / 86400:.1f} are wanted")
     return reasons

@@ -16,8 +16,7 @@ import pytest
 from lab import control, ledger
 from lamplighter.node import journal
 from lamplighter.node.events import Exit
-from lamplighter.node.gpu import freeing, gpus, holders
-from lamplighter.node.health import facts
+from lamplighter.node.gpu import driver, freeing, gpus, holders
 from lamplighter.node.keeper import adopt, ownership, stop
 from lamplighter.node.keeper.ownership import FOREIGN, OURS, STALE
 from lamplighter.node.layout import RunDirectory
@@ -309,8 +308,8 @@ def test_the_idle_memory_is_learned_and_only_ever_lowered(bench: Bench) -> None:
 def test_what_is_idle_is_learned_anew_under_another_driver(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (uuid,) = bench.uuids
     Path(bench.home.path).mkdir(parents=True)
-    for driver, used in (("580.1", 0), ("590.1", 400), ("590.1", 401)):
-        monkeypatch.setattr(facts, "loaded_driver", lambda driver=driver: driver)
+    for version, used in (("580.1", 0), ("590.1", 400), ("590.1", 401)):
+        monkeypatch.setattr(driver, "loaded_driver", lambda version=version: version)
         control.inject(bench.node, used={uuid: used})
         assert isinstance(bench.await_freed(), freeing.Freed)
     assert freeing.read_baseline(bench.home) == {uuid: 400}

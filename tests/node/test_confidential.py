@@ -11,7 +11,7 @@ import pytest
 
 from lamplighter.node import confidential
 from lamplighter.node.confidential import Confidential, looks_secret
-from lamplighter.node.health import drift
+from lamplighter.node.health import differences
 from lamplighter.node.journal import Journal
 from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ServerHome
@@ -106,17 +106,17 @@ def test_a_draft_of_three_tokens_is_no_secret_anywhere() -> None:
         ownership.shown_command(dataclasses.replace(process_of(os.getpid()), argv=tuple(words)))
         == "serve --speculative-num-draft-tokens 3 --api-key ***"
     )
-    (found,) = drift.of_words("argv", "argv", words, [*words[:2], "4", *words[3:]])
+    (found,) = differences.of_words("argv", "argv", words, [*words[:2], "4", *words[3:]])
     assert (found.wanted, found.found) == ("3", "4")
 
 
 def test_places_of_secret_words_are_no_difference_of_their_own() -> None:
     held = {"argv": ["serve", "--key", "$LAMPLIGHTER_ARGS_KEY"], "argv_secrets": {"LAMPLIGHTER_ARGS_KEY": 2}}
     moved = {"argv": ["serve", "-v", "--key", "$LAMPLIGHTER_ARGS_KEY"], "argv_secrets": {"LAMPLIGHTER_ARGS_KEY": 3}}
-    assert [each.name for each in drift.of_plans(moved, held)] == ["args -v"]
+    assert [each.name for each in differences.of_plans(moved, held)] == ["args -v"]
 
 
 def test_beside_a_secret_argument_no_other_value_is_shown() -> None:
     held = ["serve", "--lock-word", "$LAMPLIGHTER_ARGS_LOCK_WORD"]
-    (found,) = drift.of_words("argv", "argv", held, ["serve", "--lock-word", "somebody-elses"])
+    (found,) = differences.of_words("argv", "argv", held, ["serve", "--lock-word", "somebody-elses"])
     assert (found.wanted, found.found) == ("$LAMPLIGHTER_ARGS_LOCK_WORD", "(hidden)")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node import arguments
-from lamplighter.node.health import drift
+from lamplighter.node.health import differences
 from lamplighter.node.keeper import adopt
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
 from lamplighter.node.plan import Plan
@@ -19,7 +19,7 @@ from lamplighter.node.start.probe import find_api_key
 from lamplighter.node.system import files
 from lamplighter.node.variables import live
 from tests.node.living import Living, process_of, until
-from tests.node.test_standing import ENGINES, plan_of
+from tests.node.test_liveness import ENGINES, plan_of
 
 ODD = {
     "LATIN": b"caf\xe9".decode("utf-8", "surrogateescape"),
@@ -80,8 +80,8 @@ def test_a_command_within_a_word_is_a_secret_as_a_whole() -> None:
 
 def test_the_order_of_arguments_shows_no_key() -> None:
     one, two = ["x", "--api-key", "k3y", "a"], ["x", "a", "--api-key", "k3y"]
-    hidden = [arguments.without_secrets(words, drift.HIDDEN) for words in (one, two)]
-    assert "k3y" not in str(drift.of_words(drift.ARGV, "argv", *hidden))
+    hidden = [arguments.without_secrets(words, differences.HIDDEN) for words in (one, two)]
+    assert "k3y" not in str(differences.of_words(differences.ARGV, "argv", *hidden))
 
 
 @pytest.mark.parametrize("flag", [("--api-key", "k3y of $the 'hand'"), ("--api-key=k3y of $the 'hand'",)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.gpu import driver, gpus, holders
-from lamplighter.node.health import drift, facts, standing
+from lamplighter.node.health import differences, drift, facts
 from lamplighter.node.layout import server_home
 from lamplighter.node.system import disks, distributions, processes
 from tests.node.living import SLEEP, Living
@@ -109,7 +109,7 @@ def test_a_file_that_nobody_touched_is_not_read_again(tmp_path: Path, monkeypatc
     info = install(tmp_path, "0.5.16", FILES)
     (tmp_path / "sglang/c.py").write_text("patched long ago\n")
     known = distributions.engine_files(str(info))
-    monkeypatch.setattr(facts, "_digest", lambda path, like: pytest.fail(f"read {path}"))
+    monkeypatch.setattr(distributions, "_digest", lambda path, like: pytest.fail(f"read {path}"))
     assert distributions.engine_files(str(info), known)["changed"] == known["changed"]
 
 
@@ -148,17 +148,17 @@ def test_command_lines_are_compared_flag_by_flag_and_keys_stay_hidden() -> None:
         "y",
     ]
     now = ["python", "-m", "sglang.launch_server", "--tp=4", "--api-key", "b", "--lora", "x", "z", "--port", "1"]
-    assert named(drift.of_words(drift.ARGV, "argv", was, now)) == {
+    assert named(differences.of_words(differences.ARGV, "argv", was, now)) == {
         "argv --tp": ("8", "4"),
         "argv --trust-remote-code": ("(set)", None),
         "argv --api-key": ("(hidden)", "(hidden)"),
         "argv --lora": ("x y", "x z"),
         "argv --port": (None, "1"),
     }
-    assert drift.of_words(drift.ARGV, "argv", was, was) == []
-    assert [each.name for each in drift.of_words(drift.ARGV, "argv", ["a", "--x", "--y"], ["a", "--y", "--x"])] == [
-        "argv order of arguments"
-    ]
+    assert differences.of_words(differences.ARGV, "argv", was, was) == []
+    assert [
+        each.name for each in differences.of_words(differences.ARGV, "argv", ["a", "--x", "--y"], ["a", "--y", "--x"])
+    ] == ["argv order of arguments"]
 
 
 def test_an_edited_inventory_is_told_by_variable() -> None:
@@ -169,7 +169,7 @@ def test_an_edited_inventory_is_told_by_variable() -> None:
         "gpus": [0, 1],
         "port": 8001,
     }
-    assert named(drift.of_plans(wanted, was)) == {
+    assert named(differences.of_plans(wanted, was)) == {
         "args --tp": ("4", "8"),
         "env.A": ("2 (forced)", "1"),
         "env.B": ("x", None),
@@ -179,14 +179,14 @@ def test_an_edited_inventory_is_told_by_variable() -> None:
 
 def test_an_edited_unit_is_told_by_setting() -> None:
     was = "[Service]\n# why\nRestart=on-failure\nExecStart=/a\n"
-    assert drift.of_units(was, was.replace("# why", "# because"), "u") == []
+    assert differences.of_units(was, was.replace("# why", "# because"), "u") == []
     now = was.replace("on-failure", "no") + "Nice=5\n"
-    assert named(drift.of_units(was, now, "u")) == {"u Restart": ("on-failure", "no"), "u Nice": (None, "5")}
-    assert named(drift.of_units(was, None, "u")) == {"u": ("(as committed)", None)}
-    assert named(drift.of_drop_in(None, "[Service]\nNice=5\n", "u.d/a")) == {"u.d/a Nice": (None, "5")}
-    assert named(drift.of_drop_in("Nice=5", "Nice=6", "u.d/a")) == {"u.d/a Nice": ("5", "6")}
-    assert named(drift.of_drop_in("# one", None, "u.d/a")) == {"u.d/a": ("# one", None)}
-    assert drift.of_drop_in("Nice=5", "# same\nNice=5", "u.d/a") == []
+    assert named(differences.of_units(was, now, "u")) == {"u Restart": ("on-failure", "no"), "u Nice": (None, "5")}
+    assert named(differences.of_units(was, None, "u")) == {"u": ("(as committed)", None)}
+    assert named(differences.of_drop_in(None, "[Service]\nNice=5\n", "u.d/a")) == {"u.d/a Nice": (None, "5")}
+    assert named(differences.of_drop_in("Nice=5", "Nice=6", "u.d/a")) == {"u.d/a Nice": ("5", "6")}
+    assert named(differences.of_drop_in("# one", None, "u.d/a")) == {"u.d/a": ("# one", None)}
+    assert differences.of_drop_in("Nice=5", "# same\nNice=5", "u.d/a") == []
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def engine(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 def test_no_drift_of_an_engine_that_nobody_touched(engine: tuple[dict[str, Any], Path]) -> None:
     unknown: list[str] = []
-    assert standing._in_engine(engine[0], unknown) == []
+    assert drift._in_engine(engine[0], unknown) == []
     assert unknown == []
 
 
@@ -208,7 +208,7 @@ def test_a_patched_engine_file_is_drift(engine: tuple[dict[str, Any], Path]) -> 
     deployed, site = engine
     (site / "sglang/srt/server.py").write_text("import os\na = 1\n")
     (site / "sglang/c.py").unlink()
-    found = named(standing._in_engine(deployed, []))
+    found = named(drift._in_engine(deployed, []))
     assert set(found) == {"sglang/srt/server.py", "sglang/c.py"}
     assert found["sglang/c.py"] == ("(as in RECORD)", None)
     wanted, now = found["sglang/srt/server.py"]
@@ -220,14 +220,14 @@ def test_an_upgraded_package_is_drift(engine: tuple[dict[str, Any], Path]) -> No
     deployed, site = engine
     (site / "sglang-0.5.16.dist-info").rename(site / "sglang-0.5.17.dist-info")
     (site / "sglang-0.5.17.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.17\n")
-    assert named(standing._in_engine(deployed, [])) == {"sglang version": ("0.5.16", "0.5.17")}
+    assert named(drift._in_engine(deployed, [])) == {"sglang version": ("0.5.16", "0.5.17")}
 
 
 def test_an_engine_that_became_editable_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
     deployed, site = engine
     info = site / "sglang-0.5.16.dist-info"
     (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
-    [found] = standing._in_engine(deployed, [])
+    [found] = drift._in_engine(deployed, [])
     assert (found.name, found.wanted) == ("sglang installation", "(files as in RECORD)")
     assert "is an editable install" in (found.found or "")
 
@@ -235,29 +235,29 @@ def test_an_engine_that_became_editable_is_drift(engine: tuple[dict[str, Any], P
 def test_a_removed_package_is_drift(engine: tuple[dict[str, Any], Path]) -> None:
     deployed, site = engine
     (site / "sglang-0.5.16.dist-info").rename(site / "gone")
-    assert named(standing._in_engine(deployed, [])) == {"sglang version": ("0.5.16", None)}
+    assert named(drift._in_engine(deployed, [])) == {"sglang version": ("0.5.16", None)}
 
 
 def test_another_driver_than_the_recorded_one_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     was = {"driver": {"module": "580.159.04", "library": "580.159.04"}}
     now = {"module": "590.44.01", "library": "590.44.01"}
-    monkeypatch.setattr(standing, "_driver", lambda: now)
-    assert named(standing._in_driver(was, [])) == {
+    monkeypatch.setattr(driver, "versions", lambda: now)
+    assert named(drift._in_driver(was, [])) == {
         "driver (kernel module)": ("580.159.04", "590.44.01"),
         "driver (nvidia-smi)": ("580.159.04", "590.44.01"),
     }
-    assert standing._in_driver({"driver": now}, []) == []
+    assert drift._in_driver({"driver": now}, []) == []
 
 
 def test_an_nvidia_smi_that_does_not_answer_is_no_other_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "_driver", lambda: {"module": None, "library": None})
+    monkeypatch.setattr(driver, "versions", lambda: {"module": None, "library": None})
     unknown: list[str] = []
-    assert standing._in_driver({"driver": {"module": None, "library": "580.159.04"}}, unknown) == []
+    assert drift._in_driver({"driver": {"module": None, "library": "580.159.04"}}, unknown) == []
     assert unknown == ["driver: nvidia-smi does not tell its version"]
 
 
 def test_nothing_deployed_has_no_drift(tmp_path: Path) -> None:
-    assert standing.find_drift(server_home(str(tmp_path), "kimi"), None) == standing.Drift()
+    assert drift.find_drift(server_home(str(tmp_path), "kimi"), None) == drift.Drift()
 
 
 def test_a_process_that_waits_for_a_moment_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

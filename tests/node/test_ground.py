@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from lamplighter.node.finding import Finding
-from lamplighter.node.health import facts
 from lamplighter.node.start import ground, startup
 from lamplighter.node.start.ground import Start
 from lamplighter.node.system import disks, ports
@@ -224,7 +223,7 @@ def full(monkeypatch: pytest.MonkeyPatch, place: str, **odd: int) -> None:
         numbers = {"total": 64 << 20, "free": odd.get("mib", 1000) << 20, "inodes": 10_000}
         return {**real(path), **numbers, "free_inodes": odd.get("inodes", 9000)} if path == place else real(path)
 
-    monkeypatch.setattr(facts, "space", space)
+    monkeypatch.setattr(disks, "space", space)
 
 
 @pytest.mark.parametrize("odd", [{"mib": 3}, {"inodes": 2}])

@@ -194,7 +194,7 @@ if not secretive:
 os.read(ready, 1)
 assert processes.is_pid_alive(secretive)
 assert processes.hidden_by() in ("hidepid=2", "hidepid=invisible"), processes.hidden_by()
-said = preflight.describe_pids([other.pid, 4194300])
+said = processes.describe_pids([other.pid, 4194300])
 assert processes.hidden_by() in said and "(gone)" in said.split(", ")[-1], said
 os.kill(secretive, 9); os.waitpid(secretive, 0)
 assert not processes.is_pid_alive(secretive)

@@ -13,7 +13,7 @@ from lamplighter.node.events import Exit
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.stages import releases
 from lamplighter.node.worker import Run, StageFailure
-from tests.node.test_standing import plan_of
+from tests.node.test_liveness import plan_of
 
 PLAN: dict[str, Any] = {"server": plan_of("sglang", 1), "engine": {"name": "sglang"}}
 GOOD = {"oldest": 1.0, "older": 2.0, "newest": 3.0}

@@ -14,7 +14,7 @@ from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import ports
 from tests.node.living import Living, until
-from tests.node.test_standing import ENGINES, Server, deployed, plan_of, server
+from tests.node.test_liveness import ENGINES, Server, deployed, plan_of, server
 
 __all__ = ["server"]
 

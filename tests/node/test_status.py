@@ -15,7 +15,7 @@ from lamplighter.node.keeper import launched as launches
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.system import processes
-from tests.node.test_standing import Server, deployed, server
+from tests.node.test_liveness import Server, deployed, server
 
 __all__ = ["server"]
 

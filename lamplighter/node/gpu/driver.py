@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Dict, Optional
 
+from lamplighter.node.gpu import gpus
 from lamplighter.node.system import files
 
 DRIVER_FILE = "/proc/driver/nvidia/version"
@@ -23,3 +24,9 @@ def read_driver(text: Optional[str]) -> Optional[str]:
     """
     found = re.search(r"^NVRM version:.*?\s{2,}(\d+(?:\.\d+)+)\s", text or "", re.MULTILINE)
     return found.group(1) if found else None
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """Return the version of the loaded driver, and of the library that nvidia-smi speaks through."""
+    versions = {cells["driver_version"] for cells in gpus.details(("driver_version",)).values()}
+    return {"module": loaded_driver(), "library": ", ".join(sorted(versions)) or None}

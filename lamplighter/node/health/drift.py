@@ -1,195 +1,327 @@
-"""Where a server is not what it should be any more: every difference with a name and both values. Pure.
+"""Drift: how a server differs from its release, from what it was when it became ready, and from the inventory.
 
-Three things are held against each other: what the inventory wants now, what was written down when the release became
-ready (*deployed*), and what lives on the node. Which of the two sides of a difference is right is for people to say.
+Reads only. ``deployed.json`` tells what it was like when it became ready (stages/deployed.py writes that down).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+import hashlib
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from lamplighter.node.confidential import looks_secret
-
-#: Kinds, in the order in which they are told.
-INVENTORY, PROCESS, ARGV, ENVIRONMENT, RELEASE, ENGINE, DRIVER, UNIT = (
-    "inventory", "process", "argv", "environment", "release", "engine", "driver", "unit",
-)  # fmt: skip
-
-HIDDEN = "(hidden)"
-#: How a word of a command line looks that is a secret of the inventory's.
-_HELD = "$LAMPLIGHTER_"
+from lamplighter.node import arguments, confidential
+from lamplighter.node.gpu import driver
+from lamplighter.node.health import differences
+from lamplighter.node.health.differences import Difference
+from lamplighter.node.keeper import launcher, systemd
+from lamplighter.node.keeper.launched import unit_in
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json
+from lamplighter.node.plan import Plan
+from lamplighter.node.start import ground, startup
+from lamplighter.node.system import distributions, ports, processes
+from lamplighter.node.variables import scope
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """``name`` should be ``wanted`` and is ``found``; None: there is none. ``by`` says more where that is known."""
+class Drift:
+    """Every difference found, and what could not be compared, with the reason."""
 
-    kind: str
-    name: str
-    wanted: Optional[str]
-    found: Optional[str]
-    by: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {_said(self.wanted)} -> {_said(self.found)}" + (f" ({self.by})" if self.by else "")
+    differences: Tuple[Difference, ...] = ()
+    unknown: Tuple[str, ...] = ()
 
     def to_json(self) -> Dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {
+            "differences": [each.to_json() for each in self.differences],
+            "unknown": list(self.unknown),
+        }
 
 
-def _said(value: Optional[str]) -> str:
-    return "nothing" if value is None else value if value.startswith("(") else repr(value)
+def installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Dict[str, Any]:
+    distribution = engine.get("distribution")
+    if not distribution:
+        return {}
+    try:
+        found = ground.installed(ground.start_of(plan, engine, release))
+    except (startup.NoPython, ground.NoAnswer) as error:
+        return {"error": str(error)}
+    if not found.place:
+        return {"error": found.trouble}
+    return {"distribution": distribution, "dist_info": found.place, **distributions.engine_files(found.place)}
 
 
-def of_plans(wanted: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
-    """Compare what the inventory says now with what it said when the release was made; only keys of ``wanted``."""
+def find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
+    """Compare the server with its release and the inventory. ``wanted``: {digest, server, files} of the inventory now.
+
+    Takes some calls of nvidia-smi and a look at every file of the engine (not into it, unless it was touched). Never
+    raises: records of another version of ours are compared as far as they can be read.
+    """
+    try:
+        return _find_drift(home, wanted)
+    except Exception as error:
+        return Drift(unknown=(f"the comparison failed: {type(error).__name__}: {error}",))
+
+
+def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
+    record = launcher.read_record(home)
+    if record is None:
+        return Drift()
+    release = home.release(record["release"])
+    stored = release.read_plan()
+    if stored is None:
+        return Drift(unknown=(f"release {release.name} is damaged, or not on the node any more",))
+    written = _manifest(release)
+    if written is not None and "files" not in written:
+        return Drift(unknown=(f"release {release.name} was not made by lamplighter",))
+    deployed = read_json(home.deployed) or {}
+    if any(deployed.get(name) != record.get(name) for name in ("run", "attempt", "release")):
+        deployed = {}
+    now = launcher.present(record)
     found: List[Difference] = []
-    for key in sorted(wanted.keys() - {"argv_secrets"}):  # places of words, which argv shows itself
-        if key == "argv":
-            found += of_words(INVENTORY, "args", wanted[key], deployed.get(key) or ())
-        elif wanted[key] != deployed.get(key):
-            found += _of_mappings(INVENTORY, _flat(key, wanted[key]), _flat(key, deployed.get(key)))
-    return found
+    unknown: List[str] = []
+    if wanted is not None:
+        found += _from_inventory(wanted, release, stored["server"])
+    if written is None and (wanted is None or wanted["digest"] != release.digest):
+        unknown.append(f"files of release {release.name}: its release.json cannot be read")
+    found += [
+        *in_release(release, wanted),
+        *_in_env_mode(release),
+        *_beside_the_release(release),
+        *_in_current(home, record),
+    ]
+    if now.main is not None:
+        found += _in_process(home, now.main, deployed, unknown)
+        found += in_environment(scope.live_report(home), unknown)
+    else:
+        found += _in_its_place(record, deployed)
+    found += _in_engine(deployed, unknown)
+    found += _in_driver(deployed, unknown)
+    found += [*_in_unit(home, record), *_in_drop_ins(home, deployed)]
+    if not record.get("ready"):
+        unknown.append("argv, engine and driver: the last start has not become ready")
+    elif not deployed:
+        unknown.append("argv, engine and driver: not written down when this release became ready")
+    return Drift(tuple(found), tuple(unknown))
 
 
-def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]) -> List[Difference]:
-    """Compare two command lines flag by flag.
+def since_deploy(home: ServerHome, found: Drift) -> List[Difference]:
+    """Return the differences that another deploy could mend: not what was so right after the last one already.
 
-    Beside the name of a secret of the inventory's no value is shown, nor one that looks like a secret itself.
+    A variable that the server itself overwrites is so again after every deploy.
     """
-    one, two = _flags(wanted), _flags(found)
-    differences = _of_mappings(kind, one, two)
-    if not differences and list(wanted) != list(found):
-        differences = [Difference(kind, "order of arguments", " ".join(wanted), " ".join(found))]
+    written = (read_json(home.deployed, environment=list) or {"environment": ()})["environment"]
+    known = [tuple(pair) for pair in written if isinstance(pair, list)]
     return [
-        dataclasses.replace(
-            each,
-            name=f"{prefix} {each.name}",
-            wanted=_hide(each.name, each.wanted, each.found),
-            found=_hide(each.name, each.found, each.wanted),
-        )
-        for each in differences
+        each
+        for each in found.differences
+        if each.kind != differences.ENVIRONMENT or (each.name, each.found) not in known
     ]
 
 
-def _hide(flag: str, value: Optional[str], other: Optional[str]) -> Optional[str]:
-    if value is None or value.startswith(_HELD):
-        return value
-    is_beside_secret = other is not None and other.startswith(_HELD)
-    return HIDDEN if is_beside_secret or looks_secret(flag, value) else value
-
-
-def _flags(words: Sequence[str]) -> Dict[str, str]:
-    """Turn a command line into names and values: flags by their name, other words by their place.
-
-    A flag without a value has the value "(set)"; one that comes twice has both.
-    """
-    found: Dict[str, str] = {}
-    place = 0
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not re.match(r"--?[A-Za-z]", word):
-            found[f"word {place}"] = word
-            place += 1
-            continue
-        name, equals, value = word.partition("=")
-        if not equals:
-            following = []
-            while index < len(words) and not re.match(r"--?[A-Za-z]", words[index]):
-                following.append(words[index])
-                index += 1
-            value = " ".join(following) if following else "(set)"
-        found[name] = f"{found[name]} {value}" if name in found else value
-    return found
-
-
-def _flat(name: str, value: Any) -> Dict[str, str]:
-    """Turn nested values into dotted names; an {value, mode: default} of the environment is its value."""
-    if isinstance(value, Mapping):
-        if set(value) == {"value", "mode"}:
-            return {name: value["value"] + (" (forced)" if value["mode"] == "force" else "")}
-        return {deep: text for key in value for deep, text in _flat(f"{name}.{key}", value[key]).items()}
-    return {} if value is None else {name: value if isinstance(value, str) else str(value)}
-
-
-def _of_mappings(kind: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> List[Difference]:
-    names = dict.fromkeys([*wanted, *found])
-    differing = [name for name in names if wanted.get(name) != found.get(name)]
-    return [Difference(kind, name, wanted.get(name), found.get(name)) for name in differing]
-
-
-def of_digests(kind: str, wanted: Mapping[str, str], found: Mapping[str, Optional[str]]) -> List[Difference]:
-    """Compare digests of files, by name; None: the file is gone. Digests are shown short."""
-    return [
-        Difference(kind, name, _short(wanted.get(name)), _short(found.get(name)))
-        for name in sorted({*wanted, *found})
-        if wanted.get(name) != found.get(name)
-    ]
-
-
-def _short(digest: Optional[str]) -> Optional[str]:
-    if digest is None:
-        return None
-    word = digest.partition("=")[2] or digest
-    return word if " " in word else word[:12]
-
-
-def of_engine(deployed: Mapping[str, Any], now: Mapping[str, Any], distribution: str) -> List[Difference]:
-    """Compare the installed engine with what was installed when the release became ready: version, then its files."""
-    if deployed.get("version") != now.get("version"):
-        by = "the server still runs what it has loaded" if now.get("version") else "it is not where it was"
-        return [Difference(ENGINE, f"{distribution} version", deployed.get("version"), now.get("version"), by)]
-    if bool(now.get("error")) != bool(deployed.get("error")):
-        known = "(files as in RECORD)"
-        name = f"{distribution} installation"
-        return [Difference(ENGINE, name, deployed.get("error") or known, now.get("error") or known)]
-    if now.get("error"):
+def _from_inventory(
+    wanted: Mapping[str, Any], release: ReleaseDirectory, deployed: Mapping[str, Any]
+) -> List[Difference]:
+    if wanted["digest"] == release.digest:
         return []
-    return of_changes(deployed, now)
+    found = differences.of_plans(wanted["server"], deployed)
+    if not found:  # another template, or another version of lamplighter
+        now = {name: entry["sha256"] for name, entry in recorded_files(release).items()}
+        asked = {name: digest for name, digest in wanted["files"].items() if name != "release.json"}
+        found = differences.of_digests(differences.INVENTORY, asked, dict(now))
+    return found or [Difference(differences.INVENTORY, "release", wanted["digest"], release.digest)]
 
 
-def of_changes(deployed: Mapping[str, Any], now: Mapping[str, Any]) -> List[Difference]:
-    """Compare two answers of ``facts.engine_files``: which files hold something else than they did then."""
-    before, after = dict(deployed.get("changed") or {}), dict(now.get("changed") or {})
-    gone = set(now.get("missing") or ()) - set(deployed.get("missing") or ())
-    back = set(deployed.get("missing") or ()) - set(now.get("missing") or ())
-    as_recorded = "(as in RECORD)"
+def _manifest(release: ReleaseDirectory) -> Optional[Dict[str, Any]]:
+    """Return the release's ``release.json``; None where it is missing or damaged."""
+    written = read_json(os.path.join(release.path, "release.json"))
+    listed = (written or {}).get("files", {})
+    entries = listed.values() if isinstance(listed, dict) else (None,)
+    is_whole = all(
+        isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("mode"), str)
+        for entry in entries
+    )
+    return written if is_whole else None
+
+
+def recorded_files(release: ReleaseDirectory) -> Dict[str, Any]:
+    return dict((_manifest(release) or {}).get("files") or {})
+
+
+def in_release(release: ReleaseDirectory, wanted: Optional[Mapping[str, Any]]) -> List[Difference]:
+    """Compare the files of the release with their digests; the inventory knows them, too, where it is the same."""
+    recorded = recorded_files(release)
+    digests = {name: entry["sha256"] for name, entry in recorded.items()}
+    if wanted is not None and wanted["digest"] == release.digest:
+        digests = dict(wanted["files"])
+    now = {name: _sha256(os.path.join(release.path, name)) for name in digests}
+    modes = {f"{name} mode": entry["mode"] for name, entry in recorded.items() if now.get(name) is not None}
+    modes_now = {name: mode_of(os.path.join(release.path, name[: -len(" mode")])) for name in modes}
+    found = differences.of_digests(differences.RELEASE, digests, now)
+    return found + differences.of_digests(differences.RELEASE, modes, modes_now)
+
+
+def damage(release: ReleaseDirectory) -> List[Difference]:
+    """Return what of a release is no longer as it was written, or gone; nothing is known of what has no digests."""
+    return in_release(release, None) + ([] if os.path.isfile(release.env) else _in_env_mode(release))
+
+
+def _in_env_mode(release: ReleaseDirectory) -> List[Difference]:
+    """The file of secrets, which every release has: no digest knows what is in it, its mode is always the same."""
+    return differences.of_digests(differences.RELEASE, {"env mode": "0600"}, {"env mode": mode_of(release.env)})
+
+
+def _beside_the_release(release: ReleaseDirectory) -> List[Difference]:
+    """Find what was put where the server imports from; bytecode is Python's own."""
+    directory = os.path.join(release.path, "pysite")
+    try:
+        added = sorted(set(os.listdir(directory)) - {"sitecustomize.py", "__pycache__"})
+    except OSError:
+        return []
+    now = {f"pysite/{name}": _sha256(os.path.join(directory, name)) or "no file" for name in added}
+    return differences.of_digests(differences.RELEASE, {}, dict(now))
+
+
+def _in_current(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
+    """What the next start, and a rollback, take for the release that became ready last."""
+    if not record.get("ready"):
+        return []
+    current = home.current_release()
+    found = current.name if current is not None else None
+    return [] if found == record["release"] else [Difference(differences.RELEASE, "current", record["release"], found)]
+
+
+def _sha256(path: str) -> Optional[str]:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def mode_of(path: str) -> Optional[str]:
+    try:
+        return f"{os.stat(path).st_mode & 0o7777:04o}"
+    except OSError:
+        return None
+
+
+def _in_process(
+    home: ServerHome, main: processes.Identity, deployed: Mapping[str, Any], unknown: List[str]
+) -> List[Difference]:
+    process = processes.read_process(main.pid)
+    if process is None or not deployed.get("argv"):
+        return []
+    if not process.argv:
+        unknown.append(f"argv of pid {main.pid}: it shows none")
+        return []
+    shown = confidential.of_homes([home]).hide(process.argv)
+    return differences.of_words(differences.ARGV, "argv", deployed["argv"], shown)
+
+
+def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
+    """Compare whoever listens on the port of a server that is gone: somebody may have started it by hand."""
+    for pid in ports.owners(int(record["port"])):
+        process = processes.read_process(pid)
+        if process is not None:
+            name = f"process on port {record['port']}"
+            other = Difference(differences.PROCESS, name, f"pid {record['pid']}", f"pid {pid} ({process.title})")
+            known, shown = deployed.get("argv"), arguments.without_secrets(process.argv, differences.HIDDEN)
+            return [other, *(differences.of_words(differences.ARGV, "argv", known, shown) if known else ())]
+    return []
+
+
+def in_environment(report: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+    if report["state"] == "inconclusive":
+        unknown.append(f"environment: {report['message']}")
     return [
         Difference(
-            ENGINE,
-            name,
-            None if name in back else _short(before.get(name)) or as_recorded,
-            None if name in gone else _short(after.get(name)) or as_recorded,
+            differences.ENVIRONMENT,
+            each["name"],
+            each["expected"],
+            each["found"],
+            f"{each['title']}, pid {each['pid']}: {each['by']}",
         )
-        for name in sorted({*before, *after, *gone, *back})
-        if before.get(name) != after.get(name) or name in gone or name in back
+        for each in report["differences"]
     ]
 
 
-def of_units(committed: str, now: Optional[str], name: str) -> List[Difference]:
-    """Compare a unit file with what we wrote, setting by setting; comments and the order of lines do not count."""
-    if now is None:
-        return [Difference(UNIT, name, "(as committed)", None)]
+def _in_engine(deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+    known = deployed.get("engine") or {}
+    if not known:
+        return []
+    if known.get("error"):
+        unknown.append(f"engine: {known['error']}")
+    if not known.get("dist_info"):
+        return []
+    now = _engine_now(known)
+    return differences.of_engine(known, now, known["distribution"])
+
+
+def _engine_now(known: Mapping[str, Any]) -> Dict[str, Any]:
+    """Look at the engine again; after an upgrade its metadata lies in a directory of another name beside the old."""
+    site = os.path.dirname(known["dist_info"])
+    place = distributions.find_distribution([site], known["distribution"])
+    if place is None:
+        return {"version": None}
+    same = distributions.version_in(place) == known.get("version")
+    return distributions.engine_files(place, known) if same else {"version": distributions.version_in(place)}
+
+
+def _in_driver(deployed: Mapping[str, Any], unknown: List[str]) -> List[Difference]:
+    known = deployed.get("driver") or {}
+    if not any(known.values()):
+        return []
+    now = driver.versions()
+    if known.get("library") is not None and now["library"] is None:
+        unknown.append("driver: nvidia-smi does not tell its version")
+        now["library"] = known["library"]
+    names = {"module": "driver (kernel module)", "library": "driver (nvidia-smi)"}
     return [
-        dataclasses.replace(each, name=f"{name} {each.name}")
-        for each in _of_mappings(UNIT, _settings(committed), _settings(now))
+        Difference(differences.DRIVER, names[key], known.get(key), now[key])
+        for key in names
+        if known.get(key) != now[key] and known.get(key) is not None
     ]
 
 
-def of_drop_in(before: Optional[str], now: Optional[str], name: str) -> List[Difference]:
-    """Compare a unit's drop-in with what it was at the deploy, setting by setting; None: there is, or was, none."""
-    found = of_units(before or "", now or "", name)
-    return found or ([Difference(UNIT, name, before, now)] if (before is None) != (now is None) else [])
+def _in_unit(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
+    committed = read_json(home.unit) or {}
+    unit = unit_in(committed)
+    if unit is None or not record.get("unit") or not committed.get("text"):
+        return []
+    path = os.path.join(systemd.Manager(unit.manager_uid).directory, unit.name)
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text: Optional[str] = file.read()
+    except OSError:
+        text = None
+    return differences.of_units(committed["text"], text, unit.name)
 
 
-def _settings(text: str) -> Dict[str, str]:
-    found: Dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.strip().partition("=")
-        if equals and key[:1] not in "#;":
-            found[key] = f"{found[key]} | {value}" if key in found else value
+def drop_ins(home: ServerHome) -> Dict[str, str]:
+    """Read what `systemctl edit` and administrators add to the unit; ours, there for a moment only, is none."""
+    unit = unit_in(read_json(home.unit) or {})
+    if unit is None:
+        return {}
+    manager = systemd.Manager(unit.manager_uid)
+    found = {}
+    for place in (manager.directory, manager.runtime_directory):
+        directory = os.path.join(place, f"{unit.name}.d")
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(directory)):
+                if name.endswith(".conf") and name != systemd.HOLD:
+                    with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+                        found[f"{unit.name}.d/{name}"] = file.read()
     return found
+
+
+def _in_drop_ins(home: ServerHome, deployed: Mapping[str, Any]) -> List[Difference]:
+    before = deployed.get("drop_ins")
+    if before is None:  # nothing was written down when the release became ready
+        return []
+    now = drop_ins(home)
+    names = sorted({*before, *now})
+    return [each for name in names for each in differences.of_drop_in(before.get(name), now.get(name), name)]
+
+
+# ----------------------------------------------------------------------------------------------------------- facts

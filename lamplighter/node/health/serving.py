@@ -11,7 +11,7 @@ import dataclasses
 import time
 from typing import Any, Mapping, Optional
 
-from lamplighter.node.health import standing
+from lamplighter.node.health import liveness
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
@@ -77,12 +77,12 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
         is_heard = bool(ports.owners(record["port"])) and http.is_answering(record["host"], record["port"])
         trouble, note = None if is_heard else "it answers nothing", "not asked for a token: its release is damaged"
     elif record.get("ready"):
-        trouble, note = standing.trouble_of(home, seconds), ""
+        trouble, note = liveness.trouble_of(home, seconds), ""
     else:
         trouble, note = first_answer(home, record, seconds), "its start was given up before it had answered"
     if trouble is None:
         return Serving(told, who, note, is_alive=True)
-    stuck = [why for each in standing.members_of(record) if (why := processes.why_unkillable(each))]
+    stuck = [why for each in launcher.present_members(record) if (why := processes.why_unkillable(each))]
     because = f"; {stuck[0]}" if stuck else ""
     return Serving(None, who, f"{who} (pid {main.pid}) is alive, but {trouble}{because}", is_alive=True)
 
@@ -93,7 +93,7 @@ def first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) ->
     stored = release.read_plan()
     assert stored is not None
     plan, engine = Plan.load(stored["server"]), stored["engine"]
-    port = probe.who_answers(plan, lambda: [member.pid for member in standing.members_of(record)])
+    port = probe.who_answers(plan, lambda: [member.pid for member in launcher.present_members(record)])
     if not port.ours:
         return f"it does not listen on port {plan.port}" + (f", which {port} has" if port.others else "")
     answer = probe.ask(plan, engine, probe.find_api_key(plan, engine, release), seconds)

@@ -302,5 +302,11 @@ def members_of(record: Mapping[str, Any], main: processes.Identity) -> list[Proc
     return members(launched, processes.processes())
 
 
+def present_members(record: Mapping[str, Any]) -> list[Process]:
+    """Return the processes of the server that ``server.json`` stands for now; none where it is gone."""
+    main = present(record).main
+    return [] if main is None else members_of(record, main)
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"

@@ -8,7 +8,7 @@ import subprocess
 from typing import Collection, Mapping, Optional
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import standing
+from lamplighter.node.health import drift
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.stages.ready import see_it_live
@@ -74,7 +74,7 @@ def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
     for path, way in ways.items():
         if disks.forbids_programs(path):
             return f"{path} lies on a file system mounted noexec, where no program can start: {way}, or remount it exec"
-    damage = standing.damage(release)
+    damage = drift.damage(release)
     if run.request["verb"] == "deploy" or not damage:
         return f"fix servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"
     others = f"`{run.invocation('rollback', '--to', 'RELEASE')}` takes another of `{run.invocation('releases')}`"

@@ -10,11 +10,11 @@ import time
 from typing import Any, Optional, Sequence
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import serving, standing
+from lamplighter.node.health import drift, serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import environment, swap
+from lamplighter.node.stages import deployed, environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.stages.ready import see_it_live
 from lamplighter.node.system import files
@@ -187,7 +187,7 @@ def make_current(run: Run, release: ReleaseDirectory) -> None:
     see_it_live(run)
     files.point(run.home.current, os.path.join("releases", release.name))
     launcher.note_ready(run.home, run.record, run.new_answered_at)
-    standing.write_down(run)
+    deployed.write_down(run)
     environment.give_back_unneeded(run)
 
 
@@ -207,7 +207,7 @@ def way_back(home: ServerHome, failed: Optional[str] = None) -> Optional[Release
 
 def _first_whole(releases: Sequence[ReleaseDirectory]) -> Optional[ReleaseDirectory]:
     """Return the first that is as it was written; where there is none, a damaged one may still start."""
-    return next((release for release in releases if not standing.damage(release)), next(iter(releases), None))
+    return next((release for release in releases if not drift.damage(release)), next(iter(releases), None))
 
 
 def earlier_release(home: ServerHome) -> Optional[ReleaseDirectory]:

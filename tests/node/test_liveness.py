@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node import verbs
-from lamplighter.node.health import standing
+from lamplighter.node.health import drift, liveness
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.system import processes
 from lamplighter.release.engine import load_engine
@@ -115,20 +115,20 @@ def deployed(directory: Path, server: Server, engine: str) -> ServerHome:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_that_generates_is_well(tmp_path: Path, server: Server, engine: str) -> None:
-    assert standing.trouble_of(deployed(tmp_path, server, engine)) is None
+    assert liveness.trouble_of(deployed(tmp_path, server, engine)) is None
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_a_hung_engine_is_not_well_though_its_health_is_200(tmp_path: Path, server: Server, engine: str) -> None:
     server.generates = False
-    found = standing.trouble_of(deployed(tmp_path, server, engine), SECONDS)
+    found = liveness.trouble_of(deployed(tmp_path, server, engine), SECONDS)
     assert found is not None
     assert "does not answer a question" in found
 
 
 def test_a_busy_one_is_well_while_its_tokens_are_counted(tmp_path: Path, server: Server) -> None:
     server.generates, server.grows = False, True
-    assert standing.trouble_of(deployed(tmp_path, server, "vllm"), SECONDS) is None
+    assert liveness.trouble_of(deployed(tmp_path, server, "vllm"), SECONDS) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -137,7 +137,7 @@ def test_no_health_makes_up_for_a_token_that_did_not_come(
     tmp_path: Path, server: Server, engine: str, health: int
 ) -> None:
     server.generates, server.health = False, health
-    assert standing.trouble_of(deployed(tmp_path, server, engine), SECONDS) is not None
+    assert liveness.trouble_of(deployed(tmp_path, server, engine), SECONDS) is not None
 
 
 @pytest.mark.parametrize(("line", "is_well"), [("Decode batch, #running-req: 64", True), ("GET /health 200 OK", False)])
@@ -156,7 +156,7 @@ def test_a_busy_one_is_well_while_its_log_says_that_it_works(
             file.write(f"{line}\n")
 
     server.on_question = write_on
-    assert (standing.trouble_of(home, SECONDS) is None) == is_well
+    assert (liveness.trouble_of(home, SECONDS) is None) == is_well
 
 
 def with_crew(home: ServerHome, *workers: processes.Process) -> None:
@@ -172,9 +172,9 @@ TITLE = "sglang::scheduler_TP3"
 
 def test_a_server_with_all_its_workers_has_lost_none(tmp_path: Path, server: Server, living: Living) -> None:
     home = deployed(tmp_path, server, "sglang")
-    assert standing.lost_workers(home) == []  # nothing is known
+    assert liveness.lost_workers(home) == []  # nothing is known
     with_crew(home, living.titled(TITLE))
-    assert standing.lost_workers(home) == []
+    assert liveness.lost_workers(home) == []
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_a_lost_worker_is_named(tmp_path: Path, server: Server, living: Living, 
     os.kill(worker.pid, signal.SIGSTOP if how == "STOP" else signal.SIGKILL)
     if how == "reaped":
         living.exit_code(worker.pid)
-    assert until(lambda: standing.lost_workers(home))
-    (told,) = standing.lost_workers(home)
+    assert until(lambda: liveness.lost_workers(home))
+    (told,) = liveness.lost_workers(home)
     assert told.startswith(f"{TITLE} (pid {worker.pid}, rank 3) {says}")
-    assert standing.trouble_of(home, SECONDS) is None
+    assert liveness.trouble_of(home, SECONDS) is None
     assert told in verbs._asked(home, "gpu1", SECONDS)["message"]
 
 
@@ -203,7 +203,7 @@ def test_a_worker_that_is_held_for_a_moment_is_not_lost(tmp_path: Path, server: 
     os.kill(worker.pid, signal.SIGSTOP)
     assert until(lambda: (found := processes.read_process(worker.pid)) is not None and found.state == "T")
     threading.Timer(0.3, os.kill, (worker.pid, signal.SIGCONT)).start()
-    assert standing.lost_workers(home) == []
+    assert liveness.lost_workers(home) == []
 
 
 def test_another_one_of_that_title_is_in_its_place(tmp_path: Path, server: Server, living: Living) -> None:
@@ -214,7 +214,7 @@ def test_another_one_of_that_title_is_in_its_place(tmp_path: Path, server: Serve
     os.kill(gone.pid, signal.SIGKILL)
     living.exit_code(gone.pid)
     living.titled(TITLE)
-    assert standing.lost_workers(home) == []
+    assert liveness.lost_workers(home) == []
 
 
 def test_a_process_of_it_that_is_stopped_is_named(tmp_path: Path, server: Server, living: Living) -> None:
@@ -223,7 +223,7 @@ def test_a_process_of_it_that_is_stopped_is_named(tmp_path: Path, server: Server
     child: subprocess.Popen[bytes] = living.start(["sleep", "600"])
     child.send_signal(signal.SIGSTOP)
     assert until(lambda: (found := processes.read_process(child.pid)) is not None and found.state == "T")
-    found = standing.trouble_of(home, SECONDS)
+    found = liveness.trouble_of(home, SECONDS)
     assert found is not None
     assert f"stopped by a signal or a debugger: sleep (pid {child.pid})" in found
 
@@ -233,6 +233,6 @@ def test_a_damaged_list_of_files_is_told_and_hinders_no_comparison(tmp_path: Pat
     home = deployed(tmp_path, server, "vllm")
     Path(home.release("a" * 12).path, "release.json").write_text(damage)
     Path(home.deployed).write_text('{"environment": [1, ["A", "1"]]}')
-    found = standing.find_drift(home, None)
+    found = drift.find_drift(home, None)
     assert f"files of release {'a' * 12}: its release.json cannot be read" in found.unknown
-    assert standing.since_deploy(home, found) == list(found.differences)
+    assert drift.since_deploy(home, found) == list(found.differences)
