@@ -11,10 +11,11 @@ import time
 import traceback
 from typing import Any
 
-from lamplighter.node import confidential, events, journal, relay, verbs, worker
+from lamplighter.node import confidential, events, journal, relay, worker
 from lamplighter.node.keeper import detached
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
 from lamplighter.node.system import files
+from lamplighter.node.verbs import follow, logs, requests, unchanged
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -36,19 +37,19 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
     if request.get("if_changed"):
         with relay.heartbeat():
-            before = verbs.look_before(request, root)
+            before = unchanged.look_before(request, root)
         if before.end is not None:
             _tell(request, before.end)
             return
         relay.send({"event": events.BEAT})  # whoever left while we looked wants no run that begins without them
         request = {**request, "because": before.reasons}
-    if verb in verbs.RUNS and "unplanned" in request:
-        planned = verbs.plan_from_release(request, root)
+    if verb in requests.RUNS and "unplanned" in request:
+        planned = requests.plan_from_release(request, root)
         if planned is None:
             relay.send({"event": events.BYE, "unplanned": request["unplanned"]})
             return
         request = planned
-    if verb in verbs.RUNS:
+    if verb in requests.RUNS:
         run = server_home(root, request["server"]["name"]).run(request["run"])
         try:
             is_ours = _make_place(run)
@@ -59,15 +60,15 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
         relay.follow(run, worker=process)
     elif verb == "attach":
-        verbs.attach(request, root)
+        follow.attach(request, root)
     elif verb == "cancel":
-        verbs.cancel(request, root)
+        follow.cancel(request, root)
     elif verb == "logs":
-        verbs.logs(request, root)
+        logs.logs(request, root)
         relay.send({"event": events.BYE})
     else:
         with relay.heartbeat():
-            answer = verbs.READING[verb](request, root)
+            answer = requests.READING[verb](request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
         relay.send({"event": events.BYE})
 
@@ -85,7 +86,7 @@ def _make_place(run: RunDirectory) -> bool:
 
     Raises OSError where none can be kept.
     """
-    if not verbs.take_place(run):
+    if not follow.take_place(run):
         return False
     try:
         journal.lay_ballast(run.ballast)
@@ -102,7 +103,7 @@ def main() -> None:
         detached.supervise()
     request = json.load(sys.stdin)
     runner = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, verbs.RUNS)
+    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, requests.RUNS)
 
 
 if __name__ == "__main__":

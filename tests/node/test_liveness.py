@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import verbs
 from lamplighter.node.health import drift, liveness
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.system import processes
+from lamplighter.node.verbs import status
 from lamplighter.release.engine import load_engine
 from tests.node.living import Living, until
 
@@ -193,7 +193,7 @@ def test_a_lost_worker_is_named(tmp_path: Path, server: Server, living: Living, 
     (told,) = liveness.lost_workers(home)
     assert told.startswith(f"{TITLE} (pid {worker.pid}, rank 3) {says}")
     assert liveness.trouble_of(home, SECONDS) is None
-    assert told in verbs._asked(home, "gpu1", SECONDS)["message"]
+    assert told in status.describe(home, "gpu1", SECONDS)["message"]
 
 
 def test_a_worker_that_is_held_for_a_moment_is_not_lost(tmp_path: Path, server: Server, living: Living) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import events, verbs
+from lamplighter.node import events
 from lamplighter.node.health import census, serving
 from lamplighter.node.keeper import launched as launches
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.system import processes
+from lamplighter.node.verbs import status
 from tests.node.test_liveness import Server, deployed, server
 
 __all__ = ["server"]
@@ -33,7 +34,7 @@ def home(tmp_path: Path, server: Server) -> ServerHome:
 
 
 def status_of(home: ServerHome) -> dict[str, Any]:
-    (found,) = verbs.status({"host": "box", "servers": [home.name]}, str(Path(home.path).parents[1]))["servers"]
+    (found,) = status.status({"host": "box", "servers": [home.name]}, str(Path(home.path).parents[1]))["servers"]
     return dict(found)
 
 
@@ -64,7 +65,7 @@ def test_a_run_that_ended_was_not_killed(home: ServerHome, code: int | None, cau
 def test_one_that_was_given_up_and_gives_no_token_does_not_serve(home: ServerHome, server: Server) -> None:
     server.generates = False
     end(home, 7, "not_ready")
-    (found,) = verbs.status({"host": "box", "servers": [home.name], "patience": 0.5}, str(Path(home.path).parents[1]))[
+    (found,) = status.status({"host": "box", "servers": [home.name], "patience": 0.5}, str(Path(home.path).parents[1]))[
         "servers"
     ]
     assert found["state"] == "unknown"
