@@ -470,6 +470,12 @@ def check_all(c: Context) -> None:
     """Lint, types and tests: what must be green before a commit lands."""
 
 
+def _box(host: Any, servers: list[Any]) -> tuple[Any, list[Any]]:
+    from lab import boxes
+
+    return boxes.bring_up(host, servers, PROJECT / ".lab")
+
+
 def _tool(module: str, *words: str) -> None:
     _command(sys.executable, "-m", module, *words)
 
@@ -507,4 +513,14 @@ ns = Collection(
 )
 ns.add_collection(Collection("lab", up, down))
 ns.add_collection(Collection("dev", test, lint, types, check_all, soak))
-ns.configure({"lamplighter": {"inventory": "inventory", "debug": False, "vault_password_file": [], "vault_id": []}})
+ns.configure(
+    {
+        "lamplighter": {
+            "inventory": "inventory",
+            "debug": False,
+            "vault_password_file": [],
+            "vault_id": [],
+            "box": _box,
+        }
+    }
+)

@@ -34,7 +34,7 @@ import pytest
 
 from lamplighter.errors import LamplighterError, UsageError
 from lamplighter.inventory.schema import LEVELS
-from lamplighter.run.verify import BLOCKS, ERROR, SKIPPED, WARNING, CheckResult
+from lamplighter.run.outcome import BLOCKS, ERROR, SKIPPED, WARNING, CheckResult
 
 #: The threshold after which a check is ended, and its value where nobody sets it: seconds.
 OVERDUE = "check_seconds"

@@ -61,6 +61,8 @@ class Settings:
     vault: Vault = dataclasses.field(default_factory=Vault)
     sources: tuple[str, ...] = ()
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
+    box: Callable[[Host, list[Server]], tuple[Host, list[Server]]] | None = None
+    """Brings up the node in a box that a host with ``lab: NAME`` stands for, and points the host to it."""
 
     def load(self) -> Inventory:
         """The inventory, over the defaults of the roles; its warnings are printed. Raises InventoryError."""
@@ -101,6 +103,7 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         as_json,
         vault,
         sources,
+        ours.get("box"),
     )
 
 
@@ -179,40 +182,13 @@ def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> l
     for host in hosts:
         servers = [one for one in host.servers.values() if server in (None, one.name)]
         if servers:
-            chosen.append(_through_lab(host, servers))
+            chosen.append((host, servers) if settings.box is None or host.lab is None else settings.box(host, servers))
     if not chosen:
         wanted = f"server {server!r}" if server else "a server"
         raise UsageError(
             f"no host of {', '.join(patterns)} has {wanted}", next_step="`./inv config --host H` shows them"
         )
     return chosen
-
-
-def _through_lab(host: Host, servers: list[Server]) -> tuple[Host, list[Server]]:
-    """Bring up the GPU node in a box that a host with ``lab: NAME`` stands for, and point the host to it.
-
-    A port that somebody else on this machine has (another box) is replaced, and that is said.
-    """
-    if host.lab is None:
-        return host, servers
-    from lab import node
-
-    endpoint = node.ensure_up(host.lab, PROJECT / ".lab")
-    connection = dataclasses.replace(
-        host.connection,
-        host=endpoint.host,
-        port=endpoint.port,
-        user=endpoint.user,
-        key_file=str(endpoint.key_file),
-        known_hosts=str(endpoint.known_hosts),
-    )
-    moved = []
-    for server in servers:
-        port = node.port_for(host.lab, PROJECT / ".lab", server.port)
-        if port != server.port:
-            complain(f"{host.name}: port {server.port} of this machine is taken; {server.name} uses {port}")
-        moved.append(server.model_copy(update={"port": port}))
-    return dataclasses.replace(host, connection=connection), moved
 
 
 def run(

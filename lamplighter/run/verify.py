@@ -29,38 +29,19 @@ from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
 from lamplighter.run.deploy import HostSession
+from lamplighter.run.outcome import BLOCKS, ERROR, FAILED, PASSED, SKIPPED, WARNING, CheckResult
 
 Answers = dict[str, dict[str, Any]]
 
 if TYPE_CHECKING:
     from lamplighter.run.checks import Facts, ServerUnderCheck
 
-#: Kinds of result, those that exit 8 first.
-FAILED, ERROR, WARNING, SKIPPED, PASSED = "failed", "error", "warning", "skipped", "passed"
-BLOCKS = (FAILED, ERROR)
 #: A check waits for so long for a token.
 PATIENCE_SECONDS = 60.0
 
 #: How a report in JUnit XML begins, whoever wrote it, and within how many bytes.
 JUNIT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*<testsuites?[\s/>]", re.DOTALL)
 JUNIT_HEAD = 64 << 10
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """One check. ``outcome``: passed, warning (failed, and that blocks nothing), failed, error, skipped.
-
-    ``evidence`` is the line that says why, or what was seen; ``question`` the words for people. ``is_of_serving``: a
-    server that fails it does not serve.
-    """
-
-    name: str
-    question: str
-    level: str
-    outcome: str
-    evidence: str
-    seconds: float
-    is_of_serving: bool = False
 
 
 def verify(session: HostSession, server: Server, inventory: Path, only: str = "") -> dict[str, Any]:

@@ -27,7 +27,8 @@ from lamplighter.node.log import causes
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.run import verify
 from lamplighter.run.checks import ServerUnderCheck, run_checks
-from lamplighter.run.verify import CheckResult, Results, junit_text
+from lamplighter.run.outcome import CheckResult
+from lamplighter.run.verify import Results, junit_text
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 CHECKS = PROJECT / "roles" / "node" / "checks"

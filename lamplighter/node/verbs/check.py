@@ -20,7 +20,7 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
 from lamplighter.node.system import files, processes
 from lamplighter.node.variables import scope
-from lamplighter.node.verbs import releases, status, unchanged
+from lamplighter.node.verbs import releases, status
 
 
 def check(request: dict[str, Any], root: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
         **check(request, root),
         "status": status.describe(home, request["host"]),
         "current": None if release is None else _described(release),
-        "changed_secrets": unchanged.changed_secrets(release, request),
+        "changed_secrets": releases.changed_secrets(release, request),
         "drift": drift.find_drift(home, None).to_json(),
     }
 

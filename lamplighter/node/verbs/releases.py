@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any
+from typing import Any, Optional
 
-from lamplighter.node.layout import ServerHome, server_home
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, server_home
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.verbs import unchanged
 
 
 def releases(request: dict[str, Any], root: str) -> dict[str, Any]:
@@ -55,10 +54,15 @@ def verdict_on(home: ServerHome, request: dict[str, Any]) -> dict[str, Any]:
     """Return what became of the very thing that is asked for when it ran last; {} where it never ran."""
     for release in reversed(home.releases_of(request["release"]["digest"])):
         is_same = (release.read_plan() or {}).get("server") == request["server"]
-        if is_same and not unchanged.changed_secrets(release, request):
+        if is_same and not changed_secrets(release, request):
             return release.read_verdict() or {}
     return {}
 
 
 def date_of(verdict: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(verdict.get("t") or 0)))
+
+
+def changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any]) -> list[str]:
+    known = release.read_environment() if release is not None else {}
+    return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)

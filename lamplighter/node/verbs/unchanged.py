@@ -14,7 +14,7 @@ from lamplighter.node.health import (
     liveness,
     serving,
 )
-from lamplighter.node.layout import ReleaseDirectory, ServerHome, server_home
+from lamplighter.node.layout import ServerHome, server_home
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import lock
 from lamplighter.node.verbs import follow, releases, status
@@ -76,13 +76,10 @@ def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[di
     reasons += [f"{each.kind}: {each}" for each in differences]
     if not reasons and home.release(state["release"]).digest != request["release"]["digest"]:
         reasons.append(f"release {state['release']} serves, {request['release']['digest']} is wanted")
-    reasons += [f"secret {name} has another value" for name in changed_secrets(home.current_release(), request)]
+    reasons += [
+        f"secret {name} has another value" for name in releases.changed_secrets(home.current_release(), request)
+    ]
     age, most = liveness.age_of(home), request.get("max_age")
     if most is not None and age is not None and age >= most:
         reasons.append(f"it has run for {age / 86400:.1f} days, at most {most / 86400:.1f} are wanted")
     return reasons
-
-
-def changed_secrets(release: Optional[ReleaseDirectory], request: dict[str, Any]) -> list[str]:
-    known = release.read_environment() if release is not None else {}
-    return sorted(name for name, value in (request.get("secrets") or {}).items() if known.get(name) != value)
