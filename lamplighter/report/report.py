@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lamplighter.errors import LamplighterError
+from lamplighter.exits import meaning_of
 from lamplighter.node import events
 from lamplighter.node.events import Exit
 from lamplighter.report.wording import number, text, whole
@@ -29,28 +30,6 @@ _EXIT_OF_OUTCOME = {
     "refused": Exit.REFUSED,
     "unreachable": Exit.UNREACHABLE,
     "detached": Exit.DETACHED,
-}
-_OUTCOME_OF_EXIT = {
-    Exit.USAGE: "refused",
-    Exit.REFUSED: "refused",
-    Exit.LOCKED: "refused",
-    Exit.INTERRUPTED: "refused",
-    Exit.TERMINATED: "refused",
-    Exit.UNREACHABLE: "unreachable",
-    Exit.DETACHED: "detached",
-}
-#: What to do next where the failure itself did not say.
-_NEXT_STEPS = {
-    Exit.INTERNAL: "./inv status{on} says what serves",
-    Exit.REFUSED: "./inv check{on} asks the same questions again",
-    Exit.UNREACHABLE: "check the name, the network and the key, then run the same command again",
-    Exit.NOT_FREED: "./inv check{on} names who holds the GPUs or the port",
-    Exit.CRASHED: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
-    Exit.NOT_READY: "repair the cause and deploy again, or bring back an older release: ./inv rollback{on}",
-    Exit.DEGRADED: "./inv verify{on} asks again; ./inv rollback{on} brings the last release back",
-    Exit.ROLLED_BACK: "repair the cause and deploy again; the old release serves until then",
-    Exit.LOCKED: "run the same command again later",
-    Exit.DETACHED: "./inv attach{on} follows the run to its end",
 }
 
 #: Stages before the old server is stopped.
@@ -511,11 +490,11 @@ def _ending(event: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _outcome_of(code: int) -> str:
-    return next((outcome for known, outcome in _OUTCOME_OF_EXIT.items() if known == code), "failed")
+    return meaning_of(code).outcome
 
 
 def _with_next_step(part: ServerReport, on: str) -> ServerReport:
-    step = next((step for code, step in _NEXT_STEPS.items() if code == part.exit_code), "")
+    step = meaning_of(part.exit_code).next_step
     if part.exit_code == Exit.INTERNAL and part.cause is None:  # nobody else is to blame
         step = f"this is a defect of lamplighter; {step}"
     return part if part.hint else dataclasses.replace(part, hint=step.format(on=on))

@@ -27,7 +27,7 @@ FLOORS = (
     ("node.verbs",),
     ("node.__main__",),
     ("node.boot",),
-    ("paths", "errors"),
+    ("paths", "errors", "exits"),
     ("inventory",),
     ("release",),
     ("report",),
