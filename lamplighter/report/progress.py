@@ -115,7 +115,7 @@ class Progress:
         phase = clean(event.get("phase"))
         if phase and phase != self.phase:
             self.phase, self.percent = phase, None
-        if phase:  # each of these events tells anew what is left, and how the ranks differ
+        if phase:  # each of these events tells again what is left, and how the ranks differ
             self.eta, self.phase_eta = time_left(event.get("eta")), time_left(event.get("phase_eta"))
             self.ranks = ranks_that_differ(event.get("ranks"))
         percent = number(event.get("percent"))

@@ -220,7 +220,7 @@ def _no_way_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forgotten(directories: Sequence[Path]) -> Iterator[None]:
-    """Import check files anew for each server: no module may carry what it saw, or half of itself, to the next one."""
+    """Import check files again for each server: no module may carry what it saw, or half of itself, to the next one."""
     before = set(sys.modules)
     try:
         yield

@@ -94,7 +94,7 @@ class HostSession:
         self._follow({"verb": "cancel", "servers": [run.server], "to": run.run, "after": run.last, **order}, run)
 
     def reconnect(self) -> None:
-        """Give the connection up and log in anew. Raises Unreachable or one of its kinds."""
+        """Give the connection up and log in again. Raises Unreachable or one of its kinds."""
         self.node.close()
         self.node.open()
 

@@ -80,7 +80,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         if verdict.word == "unknown":
             if self._checking != "accept-new":
                 raise self._unknown(kind, blob)
-            if self._file is None:  # ssh would accept it anew each time
+            if self._file is None:  # ssh would accept it again each time
                 return
             try:
                 remember(self._file, self._names[0], kind, blob, hashed=self._hashes)

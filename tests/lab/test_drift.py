@@ -313,8 +313,8 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     # secrets that others may read, and nothing for the next start
     (box.state / "current" / "env").chmod(0o644)
     (box.state / "current").unlink()
-    mended = box.deploy("--if-changed")
-    assert mended.server("box", "demo")["outcome"] == "deployed", mended
+    fixed = box.deploy("--if-changed")
+    assert fixed.server("box", "demo")["outcome"] == "deployed", fixed
     assert (box.state / "current" / "env").stat().st_mode & 0o7777 == 0o600
 
     assert box.deploy("--max-age", "soon").code == Exit.USAGE

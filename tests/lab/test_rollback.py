@@ -70,9 +70,9 @@ def test_a_wrong_secret_rolls_back_to_the_one_that_served(secretive: Box, monkey
     refused = secretive.deploy("--if-changed")
     assert refused.server("box", "demo")["cause"] == "bad_release", refused
     monkeypatch.setenv(SPEED, "50")
-    mended = secretive.deploy("--if-changed")
-    assert mended.code == Exit.OK, mended
-    assert mended.server("box", "demo")["serving"]["release"] == f"{old}.3"
+    fixed = secretive.deploy("--if-changed")
+    assert fixed.code == Exit.OK, fixed
+    assert fixed.server("box", "demo")["serving"]["release"] == f"{old}.3"
     assert "LAB_SPEED=50\n" in current_environment(secretive)
     assert secretive.deploy("--if-changed").server("box", "demo")["outcome"] == "unchanged"
     assert secretive.run("verify", "--json").code == Exit.OK

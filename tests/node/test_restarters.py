@@ -242,7 +242,7 @@ def test_a_container_that_does_not_stop_is_said(docker: Path) -> None:
 
 
 def test_a_server_that_was_started_inside_a_container_of_something_else(docker: Path) -> None:
-    """As with `docker exec` into a container whose own process is a notebook; pids begin anew at some time."""
+    """As with `docker exec` into a container whose own process is a notebook; pids begin again at some time."""
     notebook, server = process(10, DOCKER, ppid=5, comm="jupyter-lab"), process(9, DOCKER, ppid=6)
     (found,) = find(claims(server), notebook)
     assert not found.may_be_stopped

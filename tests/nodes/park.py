@@ -184,7 +184,7 @@ class NodePark:
         return self.nodes[name]
 
     def forget(self, name: str) -> None:
-        """End a node and lose its disk; another of that name starts anew, with another host key."""
+        """End a node and lose its disk; another of that name starts again, with another host key."""
         with self._register:
             node = self.nodes.pop(name)
             self._write_ssh_files()

@@ -1119,7 +1119,7 @@ def test_a_login_that_is_given_up_at_the_jump_host_dials_nothing_further(
     with pytest.raises(Unreachable, match="given up"):
         node.run("true")
     monkeypatch.undo()
-    with node:  # asked for anew
+    with node:  # asked for again
         assert node.run("echo in", timeout=60).stdout == b"in\n"
     assert sshd.log.read_text().count("Connection from") == connections + 1
 

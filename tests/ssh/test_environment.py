@@ -1,4 +1,4 @@
-"""The environment's whole way, over real OpenSSH, on Debian's Python: refused, mended, proven, taken back."""
+"""The environment's whole way, over real OpenSSH, on Debian's Python: refused, fixed, proven, taken back."""
 
 from __future__ import annotations
 

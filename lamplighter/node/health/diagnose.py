@@ -21,7 +21,7 @@ MOST_BYTES = 256 << 20
 def diagnose(request: Mapping[str, Any], root: str) -> Dict[str, Any]:
     """Diagnose the last run of a server that started one; {"error"} where there is none.
 
-    The log is read anew, with the wording of the request's engine. What the run found out itself (a stall, a model
+    The log is read again, with the wording of the request's engine. What the run found out itself (a stall, a model
     that is another, the kernel's word) is not in the log: it stands where the log has no cause.
     """
     home = server_home(root, request["servers"][0])

@@ -106,7 +106,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
 
 
 def since_deploy(home: ServerHome, found: Drift) -> List[Difference]:
-    """Return the differences that another deploy could mend: not what was so right after the last one already.
+    """Return the differences that another deploy could fix: not what was so right after the last one already.
 
     A variable that the server itself overwrites is so again after every deploy.
     """

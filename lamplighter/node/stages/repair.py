@@ -68,7 +68,7 @@ def _clear_the_way(run: Run) -> None:
         wanted += [release.plan, release.env, release.verdict]
     for other in home.all_runs():
         wanted.append(other.journal)
-        for launch in map(other.launch, ("new", "old")):  # systemd writes there anew when it starts an old unit again
+        for launch in map(other.launch, ("new", "old")):  # systemd writes there when it starts an old unit again
             wanted += [launch.log, launch.process, launch.exit]
     for path in wanted:
         aside = files.set_aside(path, run.directory.run_id)
@@ -162,7 +162,7 @@ def _mend_current(run: Run) -> None:
 
 
 def _mend_record(run: Run) -> None:
-    """Write a record that was lost anew; a server that was committed, and whose run was killed before, is ready."""
+    """Write a lost record again; a server that was committed, and whose run was killed before, is ready."""
     record, current = launcher.read_record(run.home), run.home.current_release()
     if record is not None and launcher.is_record_lost(run.home):
         files.write_json(run.home.record, record)
@@ -195,7 +195,7 @@ def _prune_runs(run: Run) -> None:
 
 
 def _prune_runners(run: Run) -> None:
-    """Remove old versions of our own program. Every session that uses one dates it anew (see boot.py)."""
+    """Remove old versions of our own program. Every session that uses one dates it again (see boot.py)."""
     shelf = os.path.join(_root(run.home), "bin")
     runners = {os.path.join(shelf, name) for name in os.listdir(shelf) if _RUNNER.fullmatch(name)} - {run.runner}
     for old in runners:

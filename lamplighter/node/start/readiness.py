@@ -135,7 +135,7 @@ def watch(
     """Wait until the launched server is ready, has died or stalled, or ``plan.timeouts.ready`` seconds are over.
 
     ``heed`` is called in every round; what it raises ends the watch. ``warn`` is told, with a hint, what a person can
-    still mend. ``uuids``: GPUs whose memory is followed; ``starts``: earlier ones, for an estimate.
+    still fix. ``uuids``: GPUs whose memory is followed; ``starts``: earlier ones, for an estimate.
     """
     watched = _Watch(plan, engine, launch, launched, api_key, progress, warn, uuids, starts)
     with contextlib.closing(watched) as watching:
@@ -360,7 +360,7 @@ class _Watch:
         self._refusal = ""
         if not answer.ok or self._vetoes:
             return None
-        self._look_at_port(now, anew=True)
+        self._look_at_port(now, again=True)
         if not self.port.ours or (self.main is not None and self.main.exited()):
             return None
         self._read_log(time.monotonic())
@@ -435,10 +435,10 @@ class _Watch:
         message = f"nothing answers at {wanted}, where it is asked: it listens on {where}"
         return self._not_ready(False, message, "bound_elsewhere", f"it listens on {where}")
 
-    def _look_at_port(self, now: float, *, anew: bool = False) -> None:
+    def _look_at_port(self, now: float, *, again: bool = False) -> None:
         """Whose the port is may cost a look at every process: it is asked again when the sockets have changed."""
         if self._inodes:
-            if not anew and not self._is_due("owner", 1.0, now):
+            if not again and not self._is_due("owner", 1.0, now):
                 return
         elif not ports.accepts(self.plan.host, self.plan.port):
             return
@@ -578,7 +578,7 @@ class _Crew:
         self.dead: Optional[_Gone] = None
 
     def look(self) -> None:
-        """List them anew. A title comes late, so those without a known one are looked at each time."""
+        """List them again. A title comes late, so those without a known one are looked at each time."""
         self.pids = self.scan()
         self.ever.update(self.pids)
         if not self._needed:

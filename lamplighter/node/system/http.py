@@ -218,7 +218,7 @@ class _DeadlineSocket:
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads a socket; a timeout of the socket alone would begin anew with every byte that trickles in."""
+    """Reads a socket; a timeout of the socket alone would begin again with every byte that trickles in."""
 
     def __init__(self, plain: socket.socket, until: float) -> None:
         super().__init__()

@@ -130,7 +130,7 @@ def remove(home: ServerHome, keep: Collection[Place] = ()) -> Tuple[str, ...]:
     """Take away what ``install`` has put outside our root, but for ``keep``; return the files that were changed.
 
     A file that nobody else has changed since is, byte for byte, the one of before, with its mode and owner; changes of
-    others stay in it. Also mends what a killed run left behind. Raises OSError, Refused, lock.Locked; then what could
+    others stay in it. Also fixes what a killed run left behind. Raises OSError, Refused, lock.Locked; then what could
     not be undone stays recorded.
     """
     given_back = []
