@@ -91,11 +91,11 @@ def deploy(
     wait: str = "0",
 ) -> None:
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
-    from lamplighter.run import command, drift, verify
+    from lamplighter.run import command, verify, watching
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, max_age=max_age, wait=wait)
     with command.guarded(settings):
-        unless = drift.conditions(if_changed, max_age)
+        unless = watching.conditions(if_changed, max_age)
     command.run(
         settings,
         host,
@@ -257,11 +257,11 @@ def status(
 ) -> None:
     """Show what serves and since when, its drift, and a run in progress with its stage. Reads only."""
     from lamplighter.report import status_text
-    from lamplighter.run import command, drift
+    from lamplighter.run import command, watching
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, watch=watch)
     if watch is not None:
-        drift.watch(settings, host, server, watch)
+        watching.watch(settings, host, server, watch)
     command.read(
         settings,
         host,

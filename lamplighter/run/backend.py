@@ -18,8 +18,8 @@ from typing import Any
 import testinfra.backend.base
 
 from lamplighter.errors import LamplighterError, SessionRefused, SilenceTimeout
-from lamplighter.run.become import sudo_refusal
-from lamplighter.run.ssh import (
+from lamplighter.ssh.become import sudo_refusal
+from lamplighter.ssh.connection import (
     OUTPUT_LIMIT,
     Channel,
     CommandResult,

@@ -30,7 +30,15 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.report.wording import LogText, printable
-from lamplighter.run.deploy import Follower, HostSession, NodeDefect, begin_session, detached, open_session, told_to_end
+from lamplighter.run.host_session import (
+    Follower,
+    HostSession,
+    NodeDefect,
+    begin_session,
+    detached,
+    open_session,
+    told_to_end,
+)
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 

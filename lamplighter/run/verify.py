@@ -28,7 +28,7 @@ from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
-from lamplighter.run.deploy import HostSession
+from lamplighter.run.host_session import HostSession
 from lamplighter.run.outcome import BLOCKS, ERROR, FAILED, PASSED, SKIPPED, WARNING, CheckResult
 
 Answers = dict[str, dict[str, Any]]

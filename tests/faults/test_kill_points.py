@@ -27,8 +27,8 @@ import yaml
 
 from lamplighter.inventory import load_inventory
 from lamplighter.node import journal
-from lamplighter.run.deploy import HostSession
-from lamplighter.run.runner import pack
+from lamplighter.run.host_session import HostSession
+from lamplighter.run.payload import pack
 from tests.driver import PROJECT
 from tests.faults.conftest import say, say_now
 from tests.faults.ground import HELD_DIRECTORY, HOME, PORT, PUPPET, ROOT, look

@@ -23,7 +23,7 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.system import processes
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
-from lamplighter.run.runner import pack
+from lamplighter.run.payload import pack
 from tests.driver import PROJECT, free_port
 from tests.node.living import Living
 

@@ -21,8 +21,8 @@ import tasks
 from lab import control, ledger
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
-from lamplighter.run import hop
-from lamplighter.run.deploy import HostSession, open_session
+from lamplighter.run.host_session import HostSession, open_session
+from lamplighter.ssh import hop
 from tests.driver import PROJECT, ask, eventually, signals_as_before
 from tests.lab.conftest import Box
 

@@ -20,9 +20,9 @@ from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
 from lamplighter.run import backend
 from lamplighter.run.backend import Shell, TooMuchOutput
-from lamplighter.run.deploy import HostSession, open_session
-from lamplighter.run.ssh import CommandTimedOut
+from lamplighter.run.host_session import HostSession, open_session
 from lamplighter.run.verify import verify
+from lamplighter.ssh.connection import CommandTimedOut
 from tests.driver import PROJECT, eventually
 from tests.lab.conftest import Box
 

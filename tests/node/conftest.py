@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lamplighter.run.runner import pack
+from lamplighter.run.payload import pack
 from tests.node.living import Living
 
 

@@ -25,9 +25,9 @@ import pytest
 from lamplighter.errors import ContactLost, NodeRefused
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node import events
-from lamplighter.run import session
-from lamplighter.run.runner import Runner, boot_source
-from lamplighter.run.ssh import Node, SilenceTimeout
+from lamplighter.run import conversation
+from lamplighter.run.payload import Runner, boot_source
+from lamplighter.ssh.connection import Node, SilenceTimeout
 from tests.node.living import IS_ROOT, NOBODY, is_running, until
 
 STATUS = {"verb": "status", "servers": [], "host": "gpu1"}
@@ -67,10 +67,10 @@ TINY = zipped(
 @pytest.fixture(autouse=True)
 def tiny(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests send TINY; those that ask for ``real`` the node side as it is."""
-    monkeypatch.setattr(session, "MARKER_SECONDS", 120.0)
+    monkeypatch.setattr(conversation, "MARKER_SECONDS", 120.0)
     monkeypatch.setattr(events, "SILENCE_SECONDS", 120.0)  # TINY sends no beats
     if "real" not in request.fixturenames:
-        monkeypatch.setattr(session, "pack", lambda: TINY)
+        monkeypatch.setattr(conversation, "pack", lambda: TINY)
 
 
 @pytest.fixture
@@ -155,14 +155,14 @@ def ask(
     node = node or PlainNode()
     heard: list[dict[str, Any]] = []
     request = STATUS if root is None else {**STATUS, "root": str(root)}
-    bye = session.converse(cast("Node", node), python, request, heard.append)
+    bye = conversation.converse(cast("Node", node), python, request, heard.append)
     assert bye == {"event": "bye"}
     assert [event["event"] for event in heard] == ["result"]
     return node.word, heard[0]
 
 
 def home_in(root: Path) -> Path:
-    return root / "bin" / session.pack().digest
+    return root / "bin" / conversation.pack().digest
 
 
 def entries(root: Path) -> set[str]:
@@ -178,7 +178,7 @@ def test_the_runner_travels_once(tmp_path: Path) -> None:
     word, answer = ask(root)
     assert (word, answer["root"], answer["servers"]) == ("need", str(root), [])
     assert ask(root)[0] == "have"
-    assert entries(root) == {session.pack().digest}
+    assert entries(root) == {conversation.pack().digest}
     for place in (root, root / "bin", home_in(root)):
         assert os.stat(place).st_mode & 0o777 == 0o700
     assert os.stat(home_in(root) / "__main__.py").st_mode & 0o077 == 0
@@ -212,7 +212,7 @@ def test_a_damaged_runner_is_repaired(tmp_path: Path, damage: str) -> None:
         shutil.rmtree(home_in(root))
         home_in(root).mkdir() if damage.startswith("nothing") else home_in(root).write_text("?")
     assert ask(root)[0] == "need"
-    assert entries(root) == {session.pack().digest}
+    assert entries(root) == {conversation.pack().digest}
     assert ask(root)[0] == "have"
 
 
@@ -230,7 +230,7 @@ REQUEST = {**STATUS, "padding": "p" * 9000, "secrets": {"A": SECRET, "B": TOKEN,
 
 def sent(root: Path) -> int:
     """How many bytes are sent to ask for REQUEST."""
-    request = {**REQUEST, "root": str(root), "runner": session.pack().digest}
+    request = {**REQUEST, "root": str(root), "runner": conversation.pack().digest}
     return len(boot_source("0" * 16)) + len(frame(json.dumps(request).encode()))
 
 
@@ -238,7 +238,7 @@ def told_of(noise: str, root: Path) -> str:
     """All that is said of a node which refuses a request with secrets."""
     request = {**REQUEST, "root": str(root)}
     with pytest.raises((NodeRefused, ContactLost)) as caught:
-        session.converse(cast("Node", PlainNode(noise)), sys.executable, request, lambda event: None)
+        conversation.converse(cast("Node", PlainNode(noise)), sys.executable, request, lambda event: None)
     said = str(caught.value)
     for value in (SECRET, SECRET[6:], TOKEN, json.dumps(TOKEN)[1:-1], "xyz"):
         assert value not in said
@@ -288,7 +288,7 @@ def test_several_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert failures == []
-        assert entries(root) == {session.pack().digest}
+        assert entries(root) == {conversation.pack().digest}
         assert ask(root)[0] == "have"
 
 
@@ -467,7 +467,7 @@ def test_a_request_that_is_broken_touches_nothing(raw: Raw, tmp_path: Path, sent
 
 @pytest.mark.parametrize("kept", [0, 1, 1000, -1])
 def test_a_wire_that_breaks_within_the_runner_leaves_nothing(raw: Raw, tmp_path: Path, kept: int) -> None:
-    packed = session.pack()
+    packed = conversation.pack()
     raw.send(request_for(tmp_path / "root", packed.digest))
     raw.await_word(b"need")
     raw.send(frame(packed.data)[:kept])
@@ -480,7 +480,7 @@ def test_a_wire_that_breaks_within_the_runner_leaves_nothing(raw: Raw, tmp_path:
 def test_what_is_not_the_runner_that_was_announced_never_runs(raw: Raw, tmp_path: Path) -> None:
     touch = f"open({str(tmp_path / 'it-ran')!r}, 'w')\n".encode()
     other = zipped({"lamplighter/__init__.py": touch, "__main__.py": b""})
-    raw.send(request_for(tmp_path / "root", session.pack().digest))
+    raw.send(request_for(tmp_path / "root", conversation.pack().digest))
     raw.await_word(b"need")
     raw.send(frame(other.data))
     code, out, _ = raw.finish()
@@ -491,7 +491,7 @@ def test_what_is_not_the_runner_that_was_announced_never_runs(raw: Raw, tmp_path
 
 
 def test_a_boot_killed_while_it_waits_leaves_a_usable_root(raw: Raw, tmp_path: Path) -> None:
-    raw.send(request_for(tmp_path / "root", session.pack().digest))
+    raw.send(request_for(tmp_path / "root", conversation.pack().digest))
     raw.await_word(b"need")
     os.kill(raw.process.pid, signal.SIGKILL)
     assert until(lambda: not is_running(raw.process.pid))

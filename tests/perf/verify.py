@@ -127,7 +127,7 @@ def measure(inventory: str, thirty: str, ssh_config: str, name: str, key: str, *
     from lamplighter.inventory import load_inventory
     from lamplighter.run.backend import NodeBackend
     from lamplighter.run.checks import run_checks
-    from lamplighter.run.deploy import open_session
+    from lamplighter.run.host_session import open_session
 
     host = load_inventory(Path(inventory), PROJECT / "roles").host("gpu1")
     nobody: Any = None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamplighter.node.events import Exit
-from lamplighter.run.become import SUDOERS_FILE
+from lamplighter.ssh.become import SUDOERS_FILE
 from tests.driver import Driver
 from tests.nodes.park import Node, NodePark
 

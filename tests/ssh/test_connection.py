@@ -1,4 +1,4 @@
-"""`lamplighter.run.ssh` against real OpenSSH servers on loopback ports."""
+"""`lamplighter.ssh.connection` against real OpenSSH servers on loopback ports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ import pytest
 from lamplighter.errors import ContactLost, LamplighterError, LoginFailed, NodeRefused, Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run import backend, hop, ssh, wire
-from lamplighter.run.host_keys import HostKeyChanged, HostKeyUnknown
-from lamplighter.run.known_hosts import fingerprint, parse_known_hosts
-from lamplighter.run.session import converse
-from lamplighter.run.ssh import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
+from lamplighter.run import backend
+from lamplighter.run.conversation import converse
+from lamplighter.ssh import connection, hop, wire
+from lamplighter.ssh.connection import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
+from lamplighter.ssh.host_keys import HostKeyChanged, HostKeyUnknown
+from lamplighter.ssh.known_hosts import fingerprint, parse_known_hosts
 from tests.driver import eventually, free_port
 from tests.ssh.sshd import Sshd, make_key, missing, public, sign
 
@@ -123,7 +124,7 @@ def test_a_flood_on_stderr_does_not_block_stdout(node: Node) -> None:
 
     assert result.stdout.endswith(b"done\n")
     assert result.stderr.endswith(b"xlast\n")
-    assert len(result.stderr) < ssh.STDERR_LIMIT + 100
+    assert len(result.stderr) < connection.STDERR_LIMIT + 100
     assert b"bytes left out" in result.stderr[:40]
 
 
@@ -161,7 +162,7 @@ def test_run_ends_at_its_timeout_whatever_the_command_does(node: Node, command: 
 
 
 def test_run_gives_up_a_command_that_never_stops_printing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "OUTPUT_LIMIT", 1 << 20)
+    monkeypatch.setattr(connection, "OUTPUT_LIMIT", 1 << 20)
     with pytest.raises(TooMuchOutput, match="more than 1 MiB came of: exec yes"):
         node.run("exec yes", timeout=600)
     assert node.run("echo on", timeout=60).stdout == b"on\n"

@@ -18,9 +18,9 @@ from lamplighter.errors import ContactLost, Unreachable, UsageError
 from lamplighter.inventory.values import Origin, SecretRef
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
-from lamplighter.run import command, drift
+from lamplighter.run import command, watching
 from lamplighter.run.command import Interrupted, Settings
-from lamplighter.run.deploy import Follower, NodeDefect, detached
+from lamplighter.run.host_session import Follower, NodeDefect, detached
 from tests.driver import signals_as_before
 
 QUIET = Settings(Path("inventory"), as_json=True)
@@ -496,7 +496,7 @@ def test_a_watch_ends_quietly_where_there_is_no_stdout(
     monkeypatch.setattr(command, "choose", lambda *_: [])
     monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(Leave) as left:
-        drift.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
+        watching.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
     assert (left.value.code, left.value.message) == (Exit.OK, None)
     assert capsys.readouterr().err == ""
 
@@ -507,7 +507,7 @@ def test_a_watch_on_a_full_disk_says_so(hosts: Hosts, monkeypatch: pytest.Monkey
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr("sys.stdout", full)
         with pytest.raises(Leave) as left:
-            drift.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
+            watching.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
     assert (left.value.code, left.value.message) == (
         Exit.INTERNAL,
         "stdout cannot be written: No space left on device",

@@ -15,11 +15,11 @@ from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.report import Fold
 from lamplighter.report.summary import summary
-from lamplighter.run import deploy, session, verify
+from lamplighter.run import conversation, host_session, verify
 from lamplighter.run.command import Interrupted
-from lamplighter.run.deploy import Follower, HostSession, NodeDefect, NoSuchRun, whoever_asks
-from lamplighter.run.session import NoAnswer
-from lamplighter.run.ssh import CommandTimedOut, SilenceTimeout
+from lamplighter.run.conversation import NoAnswer
+from lamplighter.run.host_session import Follower, HostSession, NodeDefect, NoSuchRun, whoever_asks
+from lamplighter.ssh.connection import CommandTimedOut, SilenceTimeout
 
 KIMI: Any = SimpleNamespace(name="kimi")
 BYE = {"event": events.BYE}
@@ -81,7 +81,7 @@ class Node:
 
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    monkeypatch.setattr(session.secrets, "token_hex", lambda _: "abcd")
+    monkeypatch.setattr(conversation.secrets, "token_hex", lambda _: "abcd")
     return b"@@lamplighter abcd have \n"
 
 
@@ -90,7 +90,7 @@ def test_lines_of_a_background_job_are_skipped_whatever_json_they_are(marker: by
     channel = Channel(b"welcome\n", marker, *noise, b'{"event": "run", "seq": 1}\n', *noise, b'{"event": "bye"}\n')
     heard: list[Event] = []
     node: Any = Node(channel)
-    assert session.converse(node, "python3", {}, heard.append) == BYE
+    assert conversation.converse(node, "python3", {}, heard.append) == BYE
     assert heard == [{"event": "run", "seq": 1}]
 
 
@@ -104,7 +104,7 @@ def test_contact_lost_before_anything_was_sent_is_a_node_that_cannot_be_reached(
     sent: list[bool] = []
     node: Any = Node(channel, sudo)
     with pytest.raises(Unreachable) as caught:
-        session.converse(node, "python3", {}, lambda event: None, lambda: sent.append(True))
+        conversation.converse(node, "python3", {}, lambda event: None, lambda: sent.append(True))
     assert not sent
     assert "nothing was touched" in caught.value.serving
 
@@ -129,13 +129,13 @@ def test_a_wire_that_dies_after_the_request_is_no_refusal(
     channel.exit_status = exit_status
     node: Any = DyingNode(channel)
     with pytest.raises(ContactLost):
-        session.converse(node, "python3", {}, lambda event: None)
+        conversation.converse(node, "python3", {}, lambda event: None)
 
 
 def test_a_stream_that_ends_without_an_exit_status_is_no_refusal() -> None:
     node: Any = Node(Channel())
     with pytest.raises(ContactLost):
-        session.converse(node, "python3", {}, lambda event: None)
+        conversation.converse(node, "python3", {}, lambda event: None)
 
 
 @pytest.mark.parametrize("end_of_stream", [b"", NodeRefused("lets us in but runs no commands")])
@@ -144,13 +144,13 @@ def test_a_login_that_ends_by_itself_is_a_refusal(end_of_stream: bytes | Excepti
     channel.exit_status = 3
     node: Any = Node(channel)
     with pytest.raises(NodeRefused):
-        session.converse(node, "python3", {}, lambda event: None)
+        conversation.converse(node, "python3", {}, lambda event: None)
 
 
 def test_silence_of_a_connection_that_stands_is_no_answer() -> None:
     node: Any = Node(Channel(b"Welcome\n", SilenceTimeout("silent")))
     with pytest.raises(NoAnswer) as caught:
-        session.converse(node, "python3", {}, lambda event: None)
+        conversation.converse(node, "python3", {}, lambda event: None)
     assert caught.value.why == "the login shell printed: Welcome"
 
 
@@ -167,24 +167,24 @@ class Flood(Channel):
 
 @pytest.mark.parametrize("piece", [b"garbage\n" * 4096, b"garbage\n", b"garbage " * 4096])
 def test_a_shell_that_never_stops_printing_is_no_answer(monkeypatch: pytest.MonkeyPatch, piece: bytes) -> None:
-    monkeypatch.setattr(session, "MARKER_SECONDS", 0.3)
-    monkeypatch.setattr(session, "LINE_LIMIT", 100_000)
+    monkeypatch.setattr(conversation, "MARKER_SECONDS", 0.3)
+    monkeypatch.setattr(conversation, "LINE_LIMIT", 100_000)
     kept: list[int] = []
-    usual = session._quote_noise
-    monkeypatch.setattr(session, "_quote_noise", lambda noise, sent: kept.append(len(noise)) or usual(noise, sent))
+    usual = conversation._quote_noise
+    monkeypatch.setattr(conversation, "_quote_noise", lambda noise, sent: kept.append(len(noise)) or usual(noise, sent))
     node: Any = Node(Flood(piece))
     with pytest.raises(NoAnswer) as caught:
-        session.converse(node, "python3", {}, lambda event: None)
+        conversation.converse(node, "python3", {}, lambda event: None)
     assert caught.value.what == "gpu1 did not start our program within 0 s"
     assert caught.value.why.startswith("the login shell printed: ")
     assert "garbage" in caught.value.why
-    assert kept[0] <= 2 * session.NOISE_LIMIT
+    assert kept[0] <= 2 * conversation.NOISE_LIMIT
 
 
 def test_a_line_without_an_end_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "LINE_LIMIT", 100)
+    monkeypatch.setattr(conversation, "LINE_LIMIT", 100)
     channel: Any = Channel(*[b"x" * 60] * 9, b"\n", b"y\n", b"z")
-    lines = session._Lines(channel)
+    lines = conversation._Lines(channel)
     assert [lines.next(1), lines.next(1), lines.next(1)] == [b"x" * 100, b"y", None]
 
 
@@ -192,7 +192,7 @@ def test_the_request_is_announced_before_its_first_byte_leaves(marker: bytes) ->
     channel = Channel(marker, b'{"event": "bye"}\n')
     written: list[int] = []
     node: Any = Node(channel)
-    session.converse(node, "python3", {}, lambda event: None, lambda: written.append(len(channel.written)))
+    conversation.converse(node, "python3", {}, lambda event: None, lambda: written.append(len(channel.written)))
     assert written == [0]
     assert json.loads(channel.written[0].splitlines()[-1])["runner"]
 
@@ -226,8 +226,8 @@ class Script:
         host: Any = SimpleNamespace(name="gpu1", root=None, connection=SimpleNamespace(python="python3"))
         node: Any = self.line
         self.session = HostSession(host, node, verify.Path("."))
-        monkeypatch.setattr(deploy, "converse", self._converse)
-        monkeypatch.setattr(deploy, "RECONNECT_PAUSES", (0.0, 0.0))
+        monkeypatch.setattr(host_session, "converse", self._converse)
+        monkeypatch.setattr(host_session, "RECONNECT_PAUSES", (0.0, 0.0))
         monkeypatch.setattr(HostSession, "prepare", lambda *_: {"verb": "deploy", "run": "R1"})
 
     def then(self, *said: Event | BaseException, is_sent: bool = True) -> None:
@@ -341,7 +341,7 @@ def test_silence_after_a_question_is_a_refusal_with_advice(monkeypatch: pytest.M
     def silent(*_: Any) -> Event:
         raise NoAnswer("did not start", next_step="look at what `ssh gpu1 true` does")
 
-    monkeypatch.setattr(deploy, "converse", silent)
+    monkeypatch.setattr(host_session, "converse", silent)
     with pytest.raises(NodeRefused) as refused:
         script.session.status(["kimi"])
     assert refused.value.next_step == "look at what `ssh gpu1 true` does"
@@ -465,7 +465,7 @@ def test_a_run_that_could_not_be_told_is_not_taken_for_one_that_has_ended(script
 
 def test_a_defect_on_the_node_keeps_its_trace(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
     bye = {**BYE, "error": "ValueError: x", "trace": "File verbs.py"}
-    monkeypatch.setattr(deploy, "converse", lambda *_: bye)
+    monkeypatch.setattr(host_session, "converse", lambda *_: bye)
     for ask in (lambda: script.session.status(["kimi"]), lambda: script.session.attach(KIMI, script.heard.append)):
         with pytest.raises(NodeDefect) as caught:
             ask()

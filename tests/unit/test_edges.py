@@ -22,9 +22,9 @@ from lamplighter.paths import FILE_LIMIT, read_file, replace_file
 from lamplighter.report.wording import LogText, clean, printable
 from lamplighter.run import command
 from lamplighter.run.diagnose import diagnose_file
-from lamplighter.run.known_hosts import KnownHosts, remember
-from lamplighter.run.ssh_config import read_lines
 from lamplighter.run.verify import Results, junit_text
+from lamplighter.ssh.config import read_lines
+from lamplighter.ssh.known_hosts import KnownHosts, remember
 from tests.driver import PROJECT
 
 ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b]")

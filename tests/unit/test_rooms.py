@@ -31,6 +31,7 @@ FLOORS = (
     ("inventory",),
     ("release",),
     ("report",),
+    ("ssh",),
     ("run",),
 )
 ROOMS = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lamplighter.run import runner
-from lamplighter.run.runner import boot_source, pack
+from lamplighter.run import payload
+from lamplighter.run.payload import boot_source, pack
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (node / "a.py").write_text("A = 'é'\n", encoding="utf-8")
     (node / "boot.py").write_text("never packed\n")
     (node / "notes.txt").write_text("never packed\n")
-    monkeypatch.setattr(runner, "PACKAGE", tmp_path / "lamplighter")
-    monkeypatch.setattr(runner, "BOOT", node / "boot.py")
+    monkeypatch.setattr(payload, "PACKAGE", tmp_path / "lamplighter")
+    monkeypatch.setattr(payload, "BOOT", node / "boot.py")
     return node
 
 
-def fresh() -> runner.Runner:
+def fresh() -> payload.Runner:
     pack.cache_clear()
     try:
         return pack()
@@ -40,7 +40,7 @@ def fresh() -> runner.Runner:
 
 def boot_digest(directory: Path) -> str:
     """Ask the boot program itself, as it stands: it is never imported."""
-    source = runner.BOOT.read_text()
+    source = payload.BOOT.read_text()
     head = source[: source.index("request = ")]
     space: dict[str, Any] = {"NONCE": "n"}
     before = os.umask(0o022)
@@ -51,7 +51,7 @@ def boot_digest(directory: Path) -> str:
     return str(space["digest_of"](str(directory)))
 
 
-def unpack(packed: runner.Runner, directory: Path) -> Path:
+def unpack(packed: payload.Runner, directory: Path) -> Path:
     zipfile.ZipFile(io.BytesIO(packed.data)).extractall(directory)
     return directory
 
@@ -117,4 +117,4 @@ def test_the_packed_program_imports_nothing_outside_itself_and_the_library(tmp_p
 def test_the_boot_program_begins_with_its_nonce() -> None:
     first, _, rest = boot_source("ab12").partition(b"\n")
     assert first == b"NONCE = 'ab12'"
-    assert rest == runner.BOOT.read_bytes()
+    assert rest == payload.BOOT.read_bytes()

@@ -1,4 +1,4 @@
-"""The pure parts of `lamplighter.run.ssh`: places, become, refusals of sudo, and what it imports."""
+"""The pure parts of `lamplighter.ssh.connection`: places, become, refusals of sudo, and what it imports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from lamplighter.errors import Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
-from lamplighter.run.ssh import Node, Place, parse_place
+from lamplighter.ssh.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
+from lamplighter.ssh.connection import Node, Place, parse_place
 
 PROJECT = Path(__file__).parents[2]
 
@@ -231,7 +231,7 @@ def test_the_libraries_stay_behind_the_connection() -> None:
 
 
 def test_errors_and_known_hosts_do_not_load_fabric() -> None:
-    script = "import sys, lamplighter.errors, lamplighter.run.known_hosts, lamplighter.run.ssh_config\n"
+    script = "import sys, lamplighter.errors, lamplighter.ssh.known_hosts, lamplighter.ssh.config\n"
     script += "sys.exit('fabric' in sys.modules or 'paramiko' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], cwd=PROJECT, check=False).returncode == 0

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from lamplighter.errors import UsageError
 from lamplighter.inventory.schema import ConnectionSpec
-from lamplighter.run.ssh import Node
-from lamplighter.run.ssh_config import Settings, SshConfig, read_lines
+from lamplighter.ssh.config import Settings, SshConfig, read_lines
+from lamplighter.ssh.connection import Node
 
 #: Lines that ssh and we should make the same of, in any order.
 PIECES = (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, parse_known_hosts, remember
+from lamplighter.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, parse_known_hosts, remember
 
 KEY = b"\0\0\0\x0bssh-ed25519" + b"k" * 32
 OTHER = b"\0\0\0\x0bssh-ed25519" + b"o" * 32

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paramiko.ssh_exception import SSHException
 
-from lamplighter.run import login
-from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import Settings
+from lamplighter.ssh import login
+from lamplighter.ssh.config import Settings
+from lamplighter.ssh.login import Login
 
 CONNECTION = SimpleNamespace(user="ops", host="gpu1", port=22)
 

@@ -61,7 +61,8 @@ def _prove(run: Run) -> Optional[str]:
             hint=_how_to_mend(run, run.release),
         )
     count = len(expected.values)
-    run.progress(f"{count} variable{'s' if count != 1 else ''} proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
+    what = "1 variable" if count == 1 else f"{count} variables"
+    run.progress(f"{what} proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
     return None
 
 

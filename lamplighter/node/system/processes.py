@@ -262,8 +262,8 @@ def session_pids(sid: int) -> Tuple[int, ...]:
 class SessionScan:
     """Lists the living pids of session ``sid`` again and again: what was no member is not read a second time.
 
-    A session cannot be joined, only be born into. A pid that is gone in one look and back in the next is read again; all
-    of them are every FULL_SCAN_SECONDS, lest one has changed hands in between.
+    A session cannot be joined, only be born into. A pid that is gone in one look and back in the next is read again;
+    all of them are every FULL_SCAN_SECONDS, lest one has changed hands in between.
     """
 
     def __init__(self, sid: int) -> None:

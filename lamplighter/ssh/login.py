@@ -19,9 +19,9 @@ from paramiko.ssh_exception import AuthenticationException, BadAuthenticationTyp
 
 from lamplighter.errors import UNTOUCHED, LoginFailed
 from lamplighter.paths import at_home, read_file
-from lamplighter.run.known_hosts import fingerprint
-from lamplighter.run.ssh_config import Settings
-from lamplighter.run.wire import Transport, label_of
+from lamplighter.ssh.config import Settings
+from lamplighter.ssh.known_hosts import fingerprint
+from lamplighter.ssh.wire import Transport, label_of
 
 #: Bytes of a key or a certificate; one has some thousands.
 KEY_LIMIT = 1 << 20

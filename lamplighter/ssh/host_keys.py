@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import serialization
 
 from lamplighter.errors import UNTOUCHED, Unreachable, UsageError
 from lamplighter.paths import read_file
-from lamplighter.run.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
-from lamplighter.run.ssh_config import Settings
-from lamplighter.run.wire import label_of
+from lamplighter.ssh.config import Settings
+from lamplighter.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, host_names, known_line, remember
+from lamplighter.ssh.wire import label_of
 
 #: How a key revocation list begins, in binary.
 _KRL_MAGIC = b"SSHKRL\n\0"

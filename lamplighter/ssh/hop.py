@@ -20,10 +20,10 @@ from lamplighter.errors import (
     SessionRefused,
     Unreachable,
 )
-from lamplighter.run.host_keys import HostKeys
-from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import Settings
-from lamplighter.run.wire import REFUSED_PAUSE, ProxyProcess, Transport, connect_tcp, family_of, label_of
+from lamplighter.ssh.config import Settings
+from lamplighter.ssh.host_keys import HostKeys
+from lamplighter.ssh.login import Login
+from lamplighter.ssh.wire import REFUSED_PAUSE, ProxyProcess, Transport, connect_tcp, family_of, label_of
 
 #: Seconds for one login attempt; a node with a slow directory service or DNS takes its time here.
 AUTH_TIMEOUT = 30.0

@@ -19,11 +19,11 @@ from lamplighter.release.changes import compare
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
-from lamplighter.run.session import NoAnswer, converse
-from lamplighter.run.ssh_config import local_user
+from lamplighter.run.conversation import NoAnswer, converse
+from lamplighter.ssh.config import local_user
 
 if TYPE_CHECKING:
-    from lamplighter.run.ssh import Node
+    from lamplighter.ssh.connection import Node
 
 OnEvent = Callable[[Event], None]
 
@@ -341,7 +341,7 @@ class HostSession:
 @contextlib.contextmanager
 def open_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
-    from lamplighter.run.ssh import Node
+    from lamplighter.ssh.connection import Node
 
     with Node(host.name, host.connection) as node:
         yield HostSession(host, node, project)
@@ -350,7 +350,7 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
 @contextlib.contextmanager
 def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
     """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
-    from lamplighter.run.ssh import Node
+    from lamplighter.ssh.connection import Node
 
     with contextlib.closing(Node(host.name, host.connection)) as node:
         node.begin()

@@ -15,8 +15,8 @@ from lamplighter.inventory import Host, Server
 from lamplighter.node.events import Exit
 from lamplighter.report import status_text
 from lamplighter.run import command
-from lamplighter.run.deploy import HostSession
-from lamplighter.run.ssh import Node
+from lamplighter.run.host_session import HostSession
+from lamplighter.ssh.connection import Node
 
 
 def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:

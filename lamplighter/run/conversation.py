@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, SilenceTimeout, Unreachable
 from lamplighter.node import events
 from lamplighter.node.events import Event
-from lamplighter.run.become import sudo_refusal
-from lamplighter.run.runner import boot_source, pack
+from lamplighter.run.payload import boot_source, pack
+from lamplighter.ssh.become import sudo_refusal
 
 if TYPE_CHECKING:
-    from lamplighter.run.ssh import Channel, Node
+    from lamplighter.ssh.connection import Channel, Node
 
 MARKER_SECONDS = 20.0
 #: paramiko ends the channels of a wire that broke, and only then says of the connection that it is gone.

@@ -29,13 +29,13 @@ from paramiko.ssh_exception import SSHException
 
 from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, SilenceTimeout, Unreachable, UsageError
 from lamplighter.paths import at_home
-from lamplighter.run.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
-from lamplighter.run.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
-from lamplighter.run.host_keys import HostKeys
-from lamplighter.run.known_hosts import DEFAULT_PORT
-from lamplighter.run.login import Login
-from lamplighter.run.ssh_config import Line, Settings, SshConfig, local_home, local_user, read_lines
-from lamplighter.run.wire import last_line
+from lamplighter.ssh.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
+from lamplighter.ssh.config import Line, Settings, SshConfig, local_home, local_user, read_lines
+from lamplighter.ssh.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
+from lamplighter.ssh.host_keys import HostKeys
+from lamplighter.ssh.known_hosts import DEFAULT_PORT
+from lamplighter.ssh.login import Login
+from lamplighter.ssh.wire import last_line
 
 if TYPE_CHECKING:
     from lamplighter.inventory.schema import ConnectionSpec
