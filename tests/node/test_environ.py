@@ -173,7 +173,7 @@ def read_as_nobody(pid: int, prepare: str = "") -> str:
         "import os\nfrom lamplighter.node.system import processes\nfrom lamplighter.node.variables import memory\n"
         f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n{prepare}\n"
         f"try:\n    print(memory.live_environment(processes.read_process({pid})))\n"
-        "except environ.Unreadable as reason:\n    print('unreadable:', reason)"
+        "except memory.Unreadable as reason:\n    print('unreadable:', reason)"
     )
     words = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
@@ -195,9 +195,9 @@ def test_yama_is_named_where_it_forbids(living: Living, scope: str, says: str) -
     """Not every kernel has Yama: a process that is not dumpable is refused alike, and the reason is looked up."""
     code = f"import ctypes; os.setuid({NOBODY}); ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
     process = start(living, "/usr/bin/python3", code)
-    said = read_as_nobody(process.pid, f"environ._yama_scope = lambda: {scope}")
+    said = read_as_nobody(process.pid, f"memory._yama_scope = lambda: {scope}")
     assert f"unreadable: Yama forbids it: kernel.yama.{says}" in said
-    assert "not dumpable" in read_as_nobody(process.pid, "environ._yama_scope = lambda: 0")
+    assert "not dumpable" in read_as_nobody(process.pid, "memory._yama_scope = lambda: 0")
 
 
 def test_files_that_are_no_elf_of_64_bits(tmp_path: Path) -> None:
