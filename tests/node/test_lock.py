@@ -280,3 +280,19 @@ def test_the_way_to_wait_is_one_that_works(tmp_path: Path) -> None:
     os.makedirs(home.run(holder["run"]).path)
     assert "./inv attach --host gpu1 --server demo shows it live" in locks._how_to_wait(ours, holder)
     assert "attach" not in locks._how_to_wait(ours, {})
+
+
+def test_all_runs_take_the_shared_locks_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two runs whose servers share GPUs would wait for each other."""
+    taken: list[str] = []
+    monkeypatch.setattr(locks, "_take", lambda run, what, path, until: taken.append(what))
+    monkeypatch.setattr(lock, "shared_path", lambda name: name)
+    plans: list[Any] = [SimpleNamespace(port=port, gpu_warnings=()) for port in (8000, 9000)]
+    for uuids, order in ((("GPU-b", "GPU-a"), plans), (("GPU-a", "GPU-b"), plans[::-1])):
+        found = SimpleNamespace(uuids=uuids, error=None)
+        monkeypatch.setattr(locks, "_resolve", lambda run, plan, found=found: found.uuids)
+        monkeypatch.setattr(locks.choice, "resolve_gpus", lambda plan, found=found: found)
+        monkeypatch.setattr(locks.dataclasses, "replace", lambda plan, **_: plan)
+        taken.clear()
+        locks._lock_resources(SimpleNamespace(), tuple(order), 0.0)  # type: ignore[arg-type]
+        assert taken == ["GPU GPU-a", "GPU GPU-b", "port 8000", "port 9000"]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
 from lamplighter.node.log.file import LogFile
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import readiness
-from lamplighter.node.start.probe import find_api_key
+from lamplighter.node.start.probe import Answer, Port, find_api_key
 from lamplighter.node.start.readiness import NotReady, Ready
 from lamplighter.node.system import processes
 from tests.node.living import Living, process_of, until
@@ -247,6 +248,18 @@ def test_a_stale_server_on_the_port_is_not_ours(start: Start, living: Living, tm
     assert len(start.warned) == 1
     assert f"pid {other.child.pid}" in found.diagnosis.evidence
     assert not found.crashed
+
+
+def test_an_answer_to_a_question_from_before_the_port_was_ours_counts_for_nothing() -> None:
+    """It may be somebody else's, who has gone since."""
+    watch: Any = SimpleNamespace(
+        port=Port(True, ()), _ours_since=10.0, _model_proven=False, _refusal="", _vetoes=0, main=None,
+        _look_at_port=lambda now, again: None, _read_log=lambda now: None, _ready=lambda answer: answer,
+    )  # fmt: skip
+    before, after = Answer(ok=True, model_proven=True, asked_at=9.9), Answer(ok=True, asked_at=10.0)
+    assert readiness._Watch._judge_answer(watch, before, 11.0) is None
+    assert not watch._model_proven
+    assert readiness._Watch._judge_answer(watch, after, 11.0) is after
 
 
 def test_a_model_is_asked_for_once(start: Start) -> None:

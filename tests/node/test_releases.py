@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,3 +120,12 @@ def test_a_server_that_dies_while_its_release_is_committed_fails_the_commit(monk
     run: Any = SimpleNamespace(release=SimpleNamespace(name="aaaa"))
     with pytest.raises(StageFailure, match="the server died"):
         releases.commit(run)
+
+
+def test_the_release_to_go_back_to_is_never_pruned(home: ServerHome) -> None:
+    """However old it is, and however few are to be kept."""
+    for age, name in enumerate(("unproven", "newest", "oldest", "older")):
+        os.utime(Path(home.path, "releases", name, "plan.json"), (1000 - age, 1000 - age))
+    run: Any = SimpleNamespace(home=home, plan=SimpleNamespace(keep_releases=1))
+    releases._prune(run, {"newest"})
+    assert sorted(path.name for path in Path(home.path, "releases").iterdir()) == ["newest", "older", "unproven"]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from lamplighter.node import events
-from lamplighter.node.health import census, serving
+from lamplighter.node.events import Exit
+from lamplighter.node.health import census, drift, serving
 from lamplighter.node.keeper import launched as launches
 from lamplighter.node.keeper import launcher, systemd
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.system import processes
-from lamplighter.node.verbs import status
+from lamplighter.node.verbs import status, unchanged
 from tests.node.test_liveness import Server, deployed, server
 
 __all__ = ["server"]
@@ -165,3 +166,23 @@ def test_runs_are_in_the_order_in_which_they_began_on_this_node(home: ServerHome
     assert [run.run_id[:16] for run in home.all_runs()] == [f"20261129T00000{number}Z" for number in (2, 1, 3)]
     assert home.run("20261129T000003Z-abcdef").began == 1795910403.0
     assert home.run("20269999T999999Z-abcdef").began == 0.0
+
+
+@pytest.mark.parametrize(("holder", "is_tried"), [({"run": OLDER}, True), (None, False)])
+def test_a_bad_release_is_not_tried_again_unless_another_run_may_be_changing_that(
+    home: ServerHome, monkeypatch: pytest.MonkeyPatch, holder: dict[str, Any] | None, is_tried: bool
+) -> None:
+    """With a run at work the deploy goes on, and waits for the lock or is told who has it."""
+    monkeypatch.setattr(unchanged.drift, "find_drift", lambda home, wanted: drift.Drift())
+    monkeypatch.setattr(unchanged, "_reasons", lambda *_: ["something differs"])
+    monkeypatch.setattr(unchanged.serving, "look", lambda *_: serving.Serving())
+    monkeypatch.setattr(unchanged.releases, "verdict_on", lambda *_: {"verdict": "bad", "t": 1.0, "message": "it died"})
+    monkeypatch.setattr(unchanged.lock, "holder_of", lambda path: holder)
+    request = {
+        "server": home.release("a" * 12).read_plan()["server"], "engine": {}, "wanted": None, "host": "box",  # type: ignore[index]
+        "release": {"digest": "a" * 12},
+    }  # fmt: skip
+    found = unchanged.look_before(request, str(Path(home.path).parents[1]))
+    assert found.reasons == ("something differs",)
+    assert (found.end is None) == is_tried
+    assert found.end is None or (found.end["exit_code"], found.end["cause"]) == (Exit.NOT_READY, "bad_release")

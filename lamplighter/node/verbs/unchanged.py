@@ -8,12 +8,8 @@ from typing import Any, Iterable, Optional
 
 from lamplighter.node import events
 from lamplighter.node.events import Exit
-from lamplighter.node.health import (
-    differences,
-    drift,
-    liveness,
-    serving,
-)
+from lamplighter.node.health import drift, liveness, serving
+from lamplighter.node.health.differences import Difference
 from lamplighter.node.layout import ServerHome, server_home
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import lock
@@ -64,7 +60,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     return Before(end, tuple(reasons))
 
 
-def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[differences.Difference]) -> list[str]:
+def _reasons(home: ServerHome, request: dict[str, Any], differences: Iterable[Difference]) -> list[str]:
     state = status.status_of(home, request["host"])
     if state["run"] is not None:
         return [f"a run is at work: {state['run'].get('id')}"]
