@@ -17,6 +17,7 @@ import pytest
 from tests.leaks import Watch
 from tests.needs import REQUIRE_VARIABLE, is_required
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile all of the project again
 # Absolute times say nothing on a machine that many tests share.
 hypothesis.settings.register_profile("unhurried", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("unhurried")

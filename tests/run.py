@@ -39,7 +39,6 @@ COUNTS = re.compile(
 
 def main(words: list[str]) -> int:
     """Run the tests; the exit status is the worst of the sessions'."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile all of the project again
     pytest = [sys.executable, "-m", "pytest"]
     if words:
         return subprocess.run([*pytest, *words], cwd=PROJECT, check=False).returncode
