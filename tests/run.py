@@ -7,7 +7,6 @@ session. TERM and Ctrl-C reach every session, and each tears down what it has ma
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
