@@ -16,7 +16,7 @@ from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.changes import compare
-from lamplighter.release.engine import load_engine
+from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.conversation import NoAnswer, converse
@@ -40,6 +40,7 @@ class HostSession:
         self.project = project
         #: A run that we have asked for and whose end we have not heard of.
         self.under_way: Follower | None = None
+        self._engines: dict[str, Engine] = {}
 
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
@@ -185,14 +186,16 @@ class HostSession:
 
     def facts(self, server: Server) -> dict[str, Any]:
         """Ask all that checks may know about the node and ``server``, in one exec. Reads only."""
-        engine = load_engine(server.engine, self._roles)
+        engine = self.engine_of(server)
         release = build_release(self.host, server, engine, self.project)
         request = {"verb": "facts", "server": release.manifest["server"], "engine": engine.compiled}
         return self._result({**request, "wanted": _wanted(release)})
 
-    @property
-    def _roles(self) -> Path:
-        return self.project / "roles"
+    def engine_of(self, server: Server) -> Engine:
+        """The engine of ``server``, whose files are read once. Raises InventoryError."""
+        if server.engine not in self._engines:
+            self._engines[server.engine] = load_engine(server.engine, self.project / "roles")
+        return self._engines[server.engine]
 
     def releases(self, servers: Sequence[str]) -> dict[str, dict[str, Any]]:
         """List the releases that the node has of each server, by server name. Reads only."""
@@ -205,7 +208,7 @@ class HostSession:
         return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
 
     def _release(self, server: Server) -> Release:
-        return build_release(self.host, server, load_engine(server.engine, self._roles), self.project)
+        return build_release(self.host, server, self.engine_of(server), self.project)
 
     def _question(self, verb: str, server: Server, release: Release) -> dict[str, Any]:
         """A request about what a deploy of ``release`` would do."""
@@ -241,7 +244,7 @@ class HostSession:
 
     def diagnose(self, server: Server) -> dict[str, Any]:
         """Diagnose the last run of ``server`` on its node, with what the node itself knows of it. Reads only."""
-        engine = load_engine(server.engine, self._roles)
+        engine = self.engine_of(server)
         return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
 
     def prepare(self, verb: str, server: Server) -> dict[str, Any]:
@@ -259,7 +262,7 @@ class HostSession:
         }
         if verb != "deploy":
             return {**begun, **self._plan(server)}
-        engine = load_engine(server.engine, self._roles)
+        engine = self.engine_of(server)
         release = build_release(self.host, server, engine, self.project)
         return {
             **begun,
@@ -276,7 +279,7 @@ class HostSession:
 
     def _plan(self, server: Server) -> dict[str, Any]:
         try:
-            engine = load_engine(server.engine, self._roles)
+            engine = self.engine_of(server)
             return {"server": server_plan(self.host, server, engine), "engine": engine.compiled}
         except InventoryError as error:
             said = server.to_json()

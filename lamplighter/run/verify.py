@@ -24,7 +24,6 @@ from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
-from lamplighter.release.engine import load_engine
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
@@ -352,7 +351,7 @@ def _thresholds(server: Server, project: Path) -> set[str]:
 def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts]) -> ServerUnderCheck:
     from lamplighter.run.checks import ServerUnderCheck
 
-    engine = load_engine(server.engine, session.project / "roles")
+    engine = session.engine_of(server)
     return ServerUnderCheck(
         name=server.name,
         engine=engine.compiled,
