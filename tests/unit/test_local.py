@@ -93,7 +93,7 @@ def test_a_secret_is_a_name_in_every_change() -> None:
     found = changes("servers: {s: {secrets: {NEW: !secret env:KEY}}}\n", ("TOKEN", "LAMPLIGHTER_ARGS_API_KEY"))
     assert found.secrets == (
         Change("LAMPLIGHTER_ARGS_API_KEY", "(secret)", "(another value)"),
-        Change("NEW", None, "(another value)"),
+        Change("NEW", None, "(secret)"),
         Change("TOKEN", "(secret)", "(another value)"),
     )
     one = release()
