@@ -131,6 +131,25 @@ def test_a_program_that_fails(text: str, expected: str) -> None:
     assert wrong({"inv": text}, "inv")[0].startswith(expected)
 
 
+def test_a_script_whose_interpreter_is_not_there_names_it() -> None:
+    assert wrong({"inv": "#!/no/python\n"}, "inv") == [
+        "inv --list: cannot be started: No such file or directory (its first line is '#!/no/python')"
+    ]
+
+
+@pytest.mark.parametrize("stream", ["", ">&2"])
+def test_a_program_that_prints_without_end_is_ended(stream: str) -> None:
+    assert wrong({"inv": f"#!/bin/sh\nexec yes 01234567890123456789012345678901 {stream}\n"}, "inv") == [
+        "inv --list: printed more than 64 MiB, and was ended"
+    ]
+
+
+def test_a_program_that_fails_for_one_host_is_not_asked_for_the_others() -> None:
+    text = '#!/bin/sh\necho "$2" >>asked\n[ "$1" = --list ] && echo \'{"g": ["a", "b"]}\'\n'
+    assert wrong({"inv": text}, "inv") == ["inv --host a: ended with 1"]
+    assert Path("asked").read_text() == "\na\n"
+
+
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "PATIENCE", 0.3)
     assert wrong({"inv": "#!/bin/sh\nsleep 1000 & sleep 1000\n"}, "inv") == [
