@@ -34,6 +34,7 @@ from lamplighter.inventory.schema import (
 from lamplighter.inventory.scopes import Fleet, Scopes
 from lamplighter.inventory.sources.places import Source, read_sources
 from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.templates import UNDEFINED
 from lamplighter.inventory.values import (
     EMPTY,
     Lint,
@@ -193,7 +194,7 @@ class Inventory:
         found, unfilled = Problems(), Problems()
         filled = self._scopes.filled(name, OURS, found, unfilled)
         if has_servers(self._scopes.variables(name)):
-            found.take(unfilled)
+            found.take(unfilled, but_for=(UNDEFINED,) if len(found) else ())  # it may stand in what cannot be read
         else:  # nobody logs in there
             found.take_as_warnings(unfilled, "template")
         is_broken = len(found) > 0

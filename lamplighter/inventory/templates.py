@@ -45,6 +45,8 @@ _SCOPE = "\0scope"
 _TOO_LARGE = f"the template needs more than {MEBIBYTES} MiB of memory: make it smaller"
 _TOO_LONG = f"the template computed for {SECONDS:g} seconds without an end: shorten its loops or numbers"
 _NO_TEMPLATE = " (!unsafe makes it mere text)"
+#: How the message ends about a name that nobody has given a value.
+UNDEFINED = f"is undefined{_NO_TEMPLATE}"
 
 
 class Taint(enum.IntEnum):

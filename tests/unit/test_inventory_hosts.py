@@ -360,6 +360,18 @@ def test_one_run_tells_of_a_broken_file_and_of_what_is_wrong_beside_it() -> None
     assert "servers.t.port: " in found[2]
 
 
+def test_what_may_stand_in_a_file_that_cannot_be_read_is_not_called_undefined() -> None:
+    text = "servers: {s: {engine: demo, model: '{{ m }}', port: '{{ 1 / 0 }}'}}\n"
+    files = {"inventory/hosts.yml": "all: {hosts: {h: }}\n", "inventory/host_vars/h.yml": text}
+    with pytest.raises(InventoryError) as caught:
+        load({**files, "inventory/group_vars/all.yml": "m: [b\n"}).host("h")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("inventory/group_vars/all.yml:2: not YAML")
+    assert "servers.s.port: the template failed" in second
+    with pytest.raises(InventoryError, match="'m' is undefined"):
+        load({**files, "inventory/group_vars/all.yml": "n: b\n"}).host("h")
+
+
 def test_a_chain_of_many_groups_is_no_matter() -> None:
     text = "".join(f"g{n}: {{children: {{g{n + 1}: }}}}\n" for n in range(1200)) + "g1200: {hosts: {h: }}\n"
     inventory = hosts(text)
