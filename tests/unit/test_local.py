@@ -109,7 +109,7 @@ def test_where_nothing_is_all_of_it_is_new() -> None:
     text = plan_text({"gpu1": {"s": {**answer, "checks": ["model_answers"]}}})
     assert "nothing serves (stopped): release abc would be started" in text
     assert "launch.sh: new, " in text
-    assert "then 1 check: model_answers" in text
+    assert "then 1 check:\n    model_answers" in text
 
 
 @pytest.mark.parametrize(
