@@ -64,8 +64,11 @@ def _time() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        finally:  # the signal may have come on the line above
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
 
 
 def _stop(_: int, __: FrameType | None) -> None:

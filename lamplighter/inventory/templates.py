@@ -152,7 +152,8 @@ class Templates:
         try:
             with self._limits.limited():
                 return self._as_value(self._fill(scope, path, value), scope, path, value, problems)
-        except TemplateFault as fault:
+        except (TemplateFault, MemoryError, TooLongError) as error:
+            fault = error if isinstance(error, TemplateFault) else self._too_much(value, error)
             problems.add(value.origin, f"{'.'.join(path)}: {fault}")
             return replace(value, data=None)
 

@@ -9,11 +9,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory import Host, Inventory, Vault, limits, load_inventory, password_sources, resolve_secrets
+from lamplighter.inventory import (
+    Host,
+    Inventory,
+    Vault,
+    limits,
+    load_inventory,
+    password_sources,
+    resolve_secrets,
+    templates,
+)
 
 CASES = Path(__file__).resolve().parent.parent / "cases" / "vault"
 SEALED = (CASES / "value.vault").read_text()
@@ -165,6 +175,12 @@ def test_a_template_without_an_end_is_an_error_of_its_place(template: str, monke
     assert "without an end" in text
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [limits.TooLongError, MemoryError])
+def test_the_limit_holds_between_any_two_lines(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates.Templates, "_fill", Mock(side_effect=error))
+    assert "servers.s.args.x: the template " in refusal("", "    args: {x: '{{ 5 }}'}\n")
 
 
 def test_a_template_of_a_group_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
