@@ -34,6 +34,7 @@ from lamplighter.inventory.schema import (
 from lamplighter.inventory.scopes import Fleet, Scopes
 from lamplighter.inventory.sources.places import Source, read_sources
 from lamplighter.inventory.sources.yaml_file import read_mapping
+from lamplighter.inventory.templates import UNDEFINED
 from lamplighter.inventory.values import (
     EMPTY,
     Lint,
@@ -103,6 +104,10 @@ class Host:
     def _all_origins(self) -> dict[str, Origin]:
         rows = {f"connection.{name}": self.origins.get(variable) for name, variable in CONNECTION.items()}
         return {**self.origins, **{path: origin for path, origin in rows.items() if origin is not None}}
+
+
+#: How a message ends about what nobody has said.
+_ABSENT = ("is missing", "say ansible_host")
 
 
 def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | None = None) -> Inventory:
@@ -189,12 +194,16 @@ class Inventory:
         found, unfilled = Problems(), Problems()
         filled = self._scopes.filled(name, OURS, found, unfilled)
         if has_servers(self._scopes.variables(name)):
-            found.take(unfilled)
+            found.take(unfilled, but_for=(UNDEFINED,) if len(found) else ())  # it may stand in what cannot be read
         else:  # nobody logs in there
             found.take_as_warnings(unfilled, "template")
-        host = None if len(found) else self._checked(name, self._under_servers(filled), found)
+        is_broken = len(found) > 0
+        told = Problems() if is_broken else found
+        host = None if len(unfilled) and is_broken else self._checked(name, self._under_servers(filled), told)
+        if is_broken:  # whoever repairs a file wants to hear of the others, but not of what that file may well say
+            found.take(told, but_for=_ABSENT)
         problems.take(found)
-        return None if host is None else replace(host, warnings=found.warnings)
+        return None if host is None or is_broken else replace(host, warnings=found.warnings)
 
     def _checked(self, name: str, merged: Value, problems: Problems) -> Host | None:
         """The host of these variables, or None after a problem that leaves none."""
@@ -206,7 +215,7 @@ class Inventory:
         servers = strip(variables["servers"]) if "servers" in variables else EMPTY
         wanted = self._servers(servers, problems)
         if wanted and "ansible_host" not in said.variables and not PLACE.fullmatch(name):
-            problems.add(self._tree.origins[name], f"{name} is no address that can be reached: say ansible_host")
+            problems.add(self._tree.origins[name], f"{name} is no address that can be reached: {_ABSENT[1]}")
         _refuse_warnings(said.variables, problems)
         if reached is None or wanted is None:
             return None

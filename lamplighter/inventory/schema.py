@@ -369,7 +369,7 @@ CONNECTION = {
     "ssh_options": "ansible_ssh_common_args",
 }
 #: Text that a login alone needs.
-_FOR_LOGIN = ("ansible_host", "ansible_user", "ansible_ssh_private_key_file")
+_FOR_LOGIN = ("ansible_host", "ansible_port", "ansible_user", "ansible_ssh_private_key_file")
 #: The variables that are ours: what templates in others come to is nothing to us.
 OURS = READ | {"servers"}
 
@@ -396,7 +396,7 @@ def check_host(
 ) -> tuple[ConnectionSpec, str | None, str | None] | None:
     """Connection, root and lab of a host from its merged variables, ``servers`` aside; None after a problem.
 
-    Nobody logs in to a host that ``is_idle``: text that cannot be an address or a user is a warning there.
+    Nobody logs in to a host that ``is_idle``: what cannot be an address, a port or a user is a warning there.
     """
     value, placeholders = _without_placeholders(value, problems) if is_idle else (value, {})
     found = _validate(HostVariables, value, "", problems)
@@ -424,6 +424,8 @@ def _without_placeholders(value: Value, problems: Problems) -> tuple[Value, dict
     kept, placeholders = dict(value.entries or {}), dict[str, str]()
     for variable in _FOR_LOGIN:
         text = kept[variable].data if variable in kept else None
+        if isinstance(text, int) and variable == "ansible_port":
+            text = str(text)
         if not isinstance(text, str) or text.startswith("-") or not text.isprintable():
             continue
         doubts = Problems()

@@ -27,6 +27,7 @@ from jinja2.utils import missing
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import filters
+from lamplighter.inventory.limits import MEBIBYTES, SECONDS, Limits, TooLongError
 from lamplighter.inventory.values import (
     OMIT,
     FilledSecret,
@@ -41,8 +42,11 @@ from lamplighter.paths import at_home
 
 _MARKS = ("{{", "{%", "{#")
 _SCOPE = "\0scope"
-_TOO_LARGE = "the template comes to more than the memory of this machine holds"
+_TOO_LARGE = f"the template needs more than {MEBIBYTES} MiB of memory: make it smaller"
+_TOO_LONG = f"the template computed for {SECONDS:g} seconds without an end: shorten its loops or numbers"
 _NO_TEMPLATE = " (!unsafe makes it mere text)"
+#: How the message ends about a name that nobody has given a value.
+UNDEFINED = f"is undefined{_NO_TEMPLATE}"
 
 
 class Taint(enum.IntEnum):
@@ -128,6 +132,9 @@ class Templates:
         self._filled: dict[tuple[str, tuple[str, ...]], Filled] = {}
         self._open: list[tuple[str, tuple[str, ...], Origin]] = []
         self._taints: list[Taint] = []
+        self._limits = Limits()
+        self._hopeless: dict[str, str] = {}
+        """Templates that used up too much, by their text: what a group says is not tried for every host of it."""
 
     def fill(self, scope: Scope, path: tuple[str, ...], value: Value, problems: Problems) -> Value:
         """The value with everything in it filled in; what was omitted is gone, what failed is noted and null.
@@ -143,8 +150,10 @@ class Templates:
         if not self._is_open(value):
             return value
         try:
-            return self._as_value(self._fill(scope, path, value), scope, path, value, problems)
-        except TemplateFault as fault:
+            with self._limits.limited():
+                return self._as_value(self._fill(scope, path, value), scope, path, value, problems)
+        except (TemplateFault, MemoryError, TooLongError) as error:
+            fault = error if isinstance(error, TemplateFault) else self._too_much(value, error)
             problems.add(value.origin, f"{'.'.join(path)}: {fault}")
             return replace(value, data=None)
 
@@ -176,8 +185,8 @@ class Templates:
             return replace(source, data=FilledSecret(_reference(source), "", source.origin, lacking))
         except RecursionError:
             raise TemplateFault("the template comes to something that holds itself") from None
-        except MemoryError:
-            raise TemplateFault(_TOO_LARGE) from None
+        except (MemoryError, TooLongError) as error:
+            raise self._too_much(source, error) from None
 
     # -- what templates ask for
 
@@ -215,7 +224,7 @@ class Templates:
             filled = self._fill(scope, path, value)
         except TemplateFault as fault:
             if not fault.is_undefined:
-                raise
+                raise TemplateFault(f"{'.'.join(path)} ({value.origin}): {fault}") from None
             return _Undefined(f"{'.'.join(path)} ({value.origin}) needs it: {fault}")
         self.taint(filled.taint)
         if filled.missing is not None:
@@ -255,8 +264,8 @@ class Templates:
                 raise TemplateFault(f"no template: {error.message}{_NO_TEMPLATE}") from None
             except RecursionError:
                 raise TemplateFault("templates stand in each other too deeply") from None
-            except MemoryError:
-                raise TemplateFault(_TOO_LARGE) from None
+            except (MemoryError, TooLongError) as error:
+                raise self._too_much(value, error) from None
             except SecurityError as error:
                 raise TemplateFault(f"not allowed in a template: {error.message}") from None
             except (
@@ -272,6 +281,12 @@ class Templates:
                 quoted = f": {error}" if self._taints[frame] is Taint.NONE else ""
                 raise TemplateFault(f"the template failed ({type(error).__name__}{quoted})") from None
             return Filled(data, self._taints[frame])
+
+    def _too_much(self, source: Value, error: BaseException) -> TemplateFault:
+        message = _TOO_LONG if isinstance(error, TooLongError) else _TOO_LARGE
+        if isinstance(source.data, str):
+            self._hopeless[source.data] = message
+        return TemplateFault(message)
 
     @contextlib.contextmanager
     def _filling(self, scope: Scope, path: tuple[str, ...], origin: Origin) -> Iterator[int]:
@@ -289,9 +304,12 @@ class Templates:
             self.taint(Taint.VAULT)
         if isinstance(data, Sealed):
             self.taint(Taint.VAULT)
-            return self._open_sealed(data)  # which is no template, however it looks
+            with self._limits.lifted():
+                return self._open_sealed(data)  # which is no template, however it looks
         if not isinstance(data, str) or value.is_text or not is_template(data):
             return data
+        if data in self._hopeless:
+            raise TemplateFault(self._hopeless[data])
         if data not in self._compiled:
             self._compiled[data] = self._environment.from_string(data)
         template = self._compiled[data]

@@ -242,9 +242,9 @@ class Problems:
         """What is wrong, each with its place."""
         return tuple(f"{where}: {message}" if where else message for where, message in self._found)
 
-    def take(self, other: Problems) -> None:
-        """Note all that ``other`` has found, too."""
-        self._found |= other._found
+    def take(self, other: Problems, but_for: tuple[str, ...] = ()) -> None:
+        """Note all that ``other`` has found, too, except messages that end with ``but_for``."""
+        self._found |= {each: None for each in other._found if not (but_for and each[1].endswith(but_for))}
         self._warnings |= other._warnings
 
     def take_as_warnings(self, other: Problems, kind: str) -> None:

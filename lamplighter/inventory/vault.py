@@ -56,7 +56,10 @@ class PasswordSource:
         except subprocess.TimeoutExpired:
             raise UsageError(f"the vault password script {self.path} took over {SCRIPT_SECONDS:.0f} s") from None
         if done.returncode:  # what it printed may be the password: it is not quoted
-            raise UsageError(f"the vault password script {self.path} ended with {done.returncode}")
+            raise UsageError(
+                f"the vault password script {self.path} ended with {done.returncode}",
+                next_step="see by hand what it says: here it might say the password",
+            )
         return done.stdout
 
 

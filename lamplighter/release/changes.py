@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ class Changes:
         return asdict(self)
 
 
+def _secret(name: str, old: Collection[str], new: Collection[str]) -> Change:
+    after = "(another value)" if name in old else "(secret)"
+    return Change(name, "(secret)" if name in old else None, after if name in new else None)
+
+
 def compare(release: Release, current: Mapping[str, Any] | None, changed_secrets: Sequence[str]) -> Changes:
     """What of ``current`` (``digest``, ``server`` and ``files`` of a release on the node) ``release`` would change.
 
@@ -57,14 +62,7 @@ def compare(release: Release, current: Mapping[str, Any] | None, changed_secrets
     if not argv and list(old.get("argv") or ()) != list(new["argv"]):
         argv = (Change("order of arguments", " ".join(old["argv"]), " ".join(new["argv"])),)
     names = {*changed_secrets, *(set(old.get("secrets") or ()) ^ set(new["secrets"]))}
-    secrets = tuple(
-        Change(
-            name,
-            "(secret)" if name in _secret_names(old) else None,
-            "(another value)" if name in _secret_names(new) else None,
-        )
-        for name in sorted(names)
-    )
+    secrets = tuple(_secret(name, _secret_names(old), _secret_names(new)) for name in sorted(names))
     settings = _changes(_flat(old), _flat(new))
     files = _diffs(current or {}, release)
     treated = all(change.name.partition(".")[0] in TREATMENT for change in settings)

@@ -7,6 +7,7 @@ print with ``--json``; a missing field leaves its place empty. A host without se
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -145,9 +146,18 @@ def plan_text(data: Hosts) -> str:
         findings = [each for each in _items(server.get("findings")) if each.get("level") in ("warning", "error")]
         lines += [f"  {clean(each.get('level'))}: {_said(each)}" for each in findings]
         names = [clean(name) for name in server.get("checks") or ()]
-        return [*lines, f"  then {plural(len(names), 'check')}: {', '.join(names)}"] if names else lines
+        return [*lines, f"  then {plural(len(names), 'check')}:", *_wrapped(names)] if names else lines
 
     return _blocks(data, block)
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Names with commas between them, in lines that a terminal shows whole."""
+    indent = " " * 4
+    return textwrap.wrap(
+        ", ".join(names), 100, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _plan_head(server: Mapping[str, Any], changes: Mapping[str, Any]) -> str:

@@ -323,11 +323,53 @@ def test_a_wrong_hosts_file(text: str, expected: str) -> None:
         ("all: {hosts: {h: }}\nx-common: &c {ansible_user: ops}\n", ":2: x-common.ansible_user: not read: a group has"),
         ("all: {hosts: {h: }}\nx:\n  hosts:\n  h:\n    a: 1\n", ":4: x.h: not read: a group has hosts, children and"),
         ("x:\n  hosts:\n    a:\na:\n  hosts:\n    b:\n", ":3: a is a group and a host"),
+        ("_meta: {hostvars: {h: {a: 1}}}\nall: {hosts: {h: }}\n", ":1: _meta.hostvars: not read: a group has hosts"),
+        ("all: {children: {x: {hosts: {h: }, ansible_user: u}}}\n", ":1: x.ansible_user: not read: a group has hosts"),
     ],
 )
 def test_what_ansible_passes_over_is_told(text: str, expected: str) -> None:
     (found,) = hosts(text).warnings
     assert str(found).startswith(f"inventory/hosts.yml{expected}")
+
+
+def test_text_at_the_top_is_no_group_and_a_group_may_be_called_hosts() -> None:
+    inventory = hosts("x: gpu1\nn: 5\nnull_one:\nhosts: {hosts: {h: }, vars: {ansible_user: u}}\n")
+    assert set(inventory.groups) == {"all", "ungrouped", "null_one", "hosts"}
+    assert inventory.groups["hosts"] == ("h",)
+    assert inventory.host("h").connection.user == "u"
+
+
+def test_an_inventory_without_hosts_says_so_whatever_else_looks_wrong() -> None:
+    assert load_error({"inventory/hosts.yml": "all: {vars: {a: 1, a: 2}}\n"}) == (
+        "inventory/hosts.yml: the inventory has no hosts"
+    )
+
+
+def test_one_run_tells_of_a_broken_file_and_of_what_is_wrong_beside_it() -> None:
+    text = "servers: {s: {engine: demo, port: 8000, modle: x}, t: {engine: demo, model: m, port: 99999}}\n"
+    files = {"inventory/hosts.yml": "all: {hosts: {h: }}\n", "inventory/host_vars/h.yml": text}
+    with pytest.raises(InventoryError) as caught:
+        load({**files, "inventory/group_vars/all.yml": "a: [b\n"}).host("h")
+    found = str(caught.value).splitlines()
+    assert [each.partition(": ")[0] for each in found] == [
+        "inventory/group_vars/all.yml:2",
+        "inventory/host_vars/h.yml:1",
+        "inventory/host_vars/h.yml:1",
+    ]
+    assert "servers.s.modle: unknown name" in found[1]  # its model may well stand in the broken file
+    assert "servers.t.port: " in found[2]
+
+
+def test_what_may_stand_in_a_file_that_cannot_be_read_is_not_called_undefined() -> None:
+    text = "servers: {s: {engine: demo, model: '{{ m }}', port: '{{ 1 / 0 }}'}}\n"
+    files = {"inventory/hosts.yml": "all: {hosts: {h: }}\n", "inventory/host_vars/h.yml": text}
+    with pytest.raises(InventoryError) as caught:
+        load({**files, "inventory/group_vars/all.yml": "m: [b\n"}).host("h")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("inventory/group_vars/all.yml:2: not YAML")
+    assert "servers.s.port: the template failed" in second
+    with pytest.raises(InventoryError, match="'m' is undefined"):
+        load({**files, "inventory/group_vars/all.yml": "n: b\n"}).host("h")
 
 
 def test_a_chain_of_many_groups_is_no_matter() -> None:

@@ -52,6 +52,12 @@ ansible_ssh_common_args='-o ProxyCommand="ssh -W %h:%p -q ops@b"'
 """
 
 
+def test_dots_alone_are_text_in_ini() -> None:
+    inventory = load({"inventory": "gpu1 a=...\n[all:vars]\nansible_user=...\n"})
+    assert inventory._scopes.variables("gpu1")["a"].data == "..."
+    assert inventory._scopes.variables("gpu1")["ansible_user"].data == "..."
+
+
 def test_ini() -> None:
     inventory = load({"inventory/hosts": INI.replace("'a b'", "ops").replace("yes   # not a comment here", "yes")})
     assert inventory.hosts == ("lonely", "gpu1", "gpu2", "10.0.0.7")
@@ -125,6 +131,25 @@ def test_a_program_that_fails(text: str, expected: str) -> None:
     assert wrong({"inv": text}, "inv")[0].startswith(expected)
 
 
+def test_a_script_whose_interpreter_is_not_there_names_it() -> None:
+    assert wrong({"inv": "#!/no/python\n"}, "inv") == [
+        "inv --list: cannot be started: No such file or directory (its first line is '#!/no/python')"
+    ]
+
+
+@pytest.mark.parametrize("stream", ["", ">&2"])
+def test_a_program_that_prints_without_end_is_ended(stream: str) -> None:
+    assert wrong({"inv": f"#!/bin/sh\nexec yes 01234567890123456789012345678901 {stream}\n"}, "inv") == [
+        "inv --list: printed more than 64 MiB, and was ended"
+    ]
+
+
+def test_a_program_that_fails_for_one_host_is_not_asked_for_the_others() -> None:
+    text = '#!/bin/sh\necho "$2" >>asked\n[ "$1" = --list ] && echo \'{"g": ["a", "b"]}\'\n'
+    assert wrong({"inv": text}, "inv") == ["inv --host a: ended with 1"]
+    assert Path("asked").read_text() == "\na\n"
+
+
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "PATIENCE", 0.3)
     assert wrong({"inv": "#!/bin/sh\nsleep 1000 & sleep 1000\n"}, "inv") == [
@@ -149,8 +174,44 @@ def test_a_directory_of_several() -> None:
     assert inventory.groups["gpu"] == ("gpu1", "gpu2", "gpu4", "gpu3")
     assert inventory.host("gpu1").connection.user == "b"
     assert [str(each) for each in inventory.warnings] == [
-        "inventory: not read: hosts.yml.orig",
+        "inventory: not read: hosts.yml.orig (in a directory, names that end so are passed over)",
         "inventory/site.yml:1: not read as an inventory: the file must hold a mapping of groups, not a list",
+    ]
+
+
+def test_what_else_lies_in_a_directory_is_told_and_stops_nobody() -> None:
+    inventory = load(
+        {
+            "inventory/hosts.ini": "[gpu]\ngpu1\n",
+            "inventory/main.tf": 'terraform {\n  version = "1"\n}\n',
+            "inventory/artifacts/admin.conf": "apiVersion: v1\nkind: Config\n",
+            "inventory/Makefile": "all:\n\tansible-playbook x\n",
+            "inventory/of_ansible.lab": "[gpu]\ngpu2\n",
+        }
+    )
+    assert inventory.groups["gpu"] == ("gpu1", "gpu2")
+    assert [str(each) for each in inventory.warnings] == [
+        f"inventory/{name}: not read as an inventory: neither its name nor its text is that of one"
+        for name in ("Makefile", "artifacts/admin.conf", "main.tf")
+    ]
+    assert "main.tf:1: terraform: " in wrong({}, "inventory/main.tf")[0]
+    assert "hosts:1: gpu1: " in wrong({"inventory/hosts": "gpu1 x\n"})[0]
+
+
+@pytest.mark.parametrize("name", ["hosts.yml", "hosts.yaml", "hosts.json"])
+@pytest.mark.parametrize("text", ["[gpu]\ngpu1 a=1\ngpu2\n", "# c\ngpu1 ansible_user=u\n[gpu]\ngpu[1:2]\n"])
+def test_ini_in_a_file_of_another_suffix_is_ini(name: str, text: str) -> None:
+    assert load({f"inventory/{name}": text}).groups["gpu"] == ("gpu1", "gpu2")
+
+
+def test_a_mistake_is_told_in_the_words_of_what_was_meant() -> None:
+    assert "hosts.yml:2: YAML does not allow a tab" in wrong({"inventory/hosts.yml": "all:\n\thosts:\n"})[0]
+    assert "hosts.yml:2: gpu1: 'x' must be NAME=VALUE" in wrong({"inventory/hosts.yml": "[gpu]\ngpu1 x\n"})[0]
+
+
+def test_a_directory_of_nothing_but_passed_over_names_says_which() -> None:
+    assert wrong({"inventory/inventory.cfg": "gpu1\n"}) == [
+        "inventory: not read: inventory.cfg (in a directory, names that end so are passed over)"
     ]
 
 

@@ -407,7 +407,6 @@ def test_every_host_variable() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ansible_port: '022'", f"ansible_port: {PORT}the text '022'"),
         ("ansible_user: [ops]", "ansible_user: must be text; found a list"),
         ("become: 'perhaps'", "become: must be true or false; found the text 'perhaps'"),
         ("root: relative/path", "root: must begin with / or ~/; found the text 'relative/path'"),
@@ -529,6 +528,9 @@ def test_what_ansible_says_of_a_connection_is_understood(lines: str, expected: d
         ("ansible_host: <your address>", "ansible_host: must be a host name or an address; found the text '<your addr"),
         ("ansible_host: 10.0.0.1; x", "ansible_host: must be a host name or an address; found the text '10.0.0.1; x'"),
         ("ansible_host: ''", "ansible_host: must not be empty"),
+        ("ansible_port: 99999", f"ansible_port: {PORT}the number 99999"),
+        ("ansible_port: <port>", f"ansible_port: {PORT}the text '<port>'"),
+        ("ansible_ssh_port: 0022", f"ansible_port: {PORT}the text '0022'"),
         ("ansible_user: your user", "ansible_user: must be the name of a user; found the text 'your user'"),
         ("ansible_ssh_private_key_file: ''", "ansible_ssh_private_key_file: must not be empty"),
     ],

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lamplighter.errors import InventoryError, UsageError
-from lamplighter.inventory import Host, Inventory, Vault, load_inventory, password_sources, resolve_secrets
+from lamplighter.inventory import (
+    Host,
+    Inventory,
+    Vault,
+    limits,
+    load_inventory,
+    password_sources,
+    resolve_secrets,
+    templates,
+)
 
 CASES = Path(__file__).resolve().parent.parent / "cases" / "vault"
 SEALED = (CASES / "value.vault").read_text()
@@ -129,18 +142,64 @@ def test_templates_reach_connection_and_server_settings_with_their_types() -> No
         ("{{ 'x' + 1 }}", "TypeError"),
         ("{{ [vars_of_ring] }}", "templates in a circle: "),
         ("{{ {'a': [inner]} }}", "inner.b (inventory/host_vars/gpu1.yml:5) needs it: 'nope' is undefined"),
-        ("{{ 'a' * 9 ** 19 }}", "more than the memory of this machine holds"),
-        ("{{ '{:>9999999999999999}'.format(5) }}", "more than the memory of this machine holds"),
+        ("{{ halved }}", "halved (inventory/host_vars/gpu1.yml:6): the template failed (ZeroDivisionError"),
+        ("{{ range(10**9) | list }}", "Range too big"),
+        ("{{ 'a' * 9 ** 19 }}", "needs more than 256 MiB"),
+        ("{{ 'x' | center(10 ** 10) }}", "needs more than 256 MiB"),
+        ("{{ '{:>9999999999999999}'.format(5) }}", "needs more than 256 MiB"),
     ],
 )
 def test_what_cannot_be_filled_in_is_an_error_with_its_place(template: str, said: str) -> None:
     variables = "needs_nope: '{{ nope }}'\nring: '{{ gnir }}'\ngnir: '{{ ring }}'\n"
-    variables += "vars_of_ring: {x: '{{ ring }}'}\ninner: {b: '{{ nope }}'}\n"
+    variables += "vars_of_ring: {x: '{{ ring }}'}\ninner: {b: '{{ nope }}'}\nhalved: '{{ 1 / 0 }}'\n"
     text = refusal(variables, f"    args: {{x: {template!r}}}\n")
     assert text.startswith("inventory/host_vars/gpu1.yml:")
     assert "servers.s.args.x: " in text
     assert said in text
     assert not os.path.exists("ran")
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [LOOP, "{{ ('a' * 40) | regex_replace('(a+)+$b', '') }}", "{{ ['a' * 40] | map('regex_replace', '(a+)+$b', '') }}"],
+)
+def test_a_template_without_an_end_is_an_error_of_its_place(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    before = (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM))
+    text = refusal("", f"    args: {{x: {template!r}}}\n")
+    assert text.startswith("inventory/host_vars/gpu1.yml:")
+    assert "servers.s.args.x: the template " in text
+    assert "without an end" in text
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [limits.TooLongError, MemoryError])
+def test_the_limit_holds_between_any_two_lines(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates.Templates, "_fill", Mock(side_effect=error))
+    assert "servers.s.args.x: the template " in refusal("", "    args: {x: '{{ 5 }}'}\n")
+
+
+def test_a_template_of_a_group_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    inventory = load({"inventory/hosts.yml": "g: {hosts: {'h[1:200]': }, vars: {ansible_user: \"" + LOOP + '"}}\n'})
+    began = time.process_time()
+    for host in inventory.resolve(inventory.hosts):
+        assert [lint.variable for lint in host.warnings] == ["ansible_user"]
+    assert time.process_time() - began < 200 * 0.05
+
+
+def test_a_vault_program_does_not_inherit_the_limit_of_templates() -> None:
+    lifted = limits.Limits()
+    outside = resource.getrlimit(resource.RLIMIT_AS)
+    with lifted.limited():
+        assert resource.getrlimit(resource.RLIMIT_AS) != outside
+        with lifted.lifted():
+            assert resource.getrlimit(resource.RLIMIT_AS) == outside
+        assert resource.getrlimit(resource.RLIMIT_AS) != outside
 
 
 @pytest.mark.parametrize("template", ["{{ hostvars }}", "{{ hostvars.gpu1 }}", "{{ [hostvars['gpu1'].servers] }}"])

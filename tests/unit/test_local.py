@@ -93,7 +93,7 @@ def test_a_secret_is_a_name_in_every_change() -> None:
     found = changes("servers: {s: {secrets: {NEW: !secret env:KEY}}}\n", ("TOKEN", "LAMPLIGHTER_ARGS_API_KEY"))
     assert found.secrets == (
         Change("LAMPLIGHTER_ARGS_API_KEY", "(secret)", "(another value)"),
-        Change("NEW", None, "(another value)"),
+        Change("NEW", None, "(secret)"),
         Change("TOKEN", "(secret)", "(another value)"),
     )
     one = release()
@@ -109,7 +109,7 @@ def test_where_nothing_is_all_of_it_is_new() -> None:
     text = plan_text({"gpu1": {"s": {**answer, "checks": ["model_answers"]}}})
     assert "nothing serves (stopped): release abc would be started" in text
     assert "launch.sh: new, " in text
-    assert "then 1 check: model_answers" in text
+    assert "then 1 check:\n    model_answers" in text
 
 
 @pytest.mark.parametrize(

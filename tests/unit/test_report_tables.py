@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamplighter.report.tables import check_text, config_text, status_text, verify_text
+from lamplighter.report.tables import check_text, config_text, plan_text, status_text, verify_text
 
 
 def test_status() -> None:
@@ -93,6 +93,16 @@ def test_verify() -> None:
         "",
         "  nothing",
     ]
+
+
+def test_plan_wraps_the_names_of_its_checks() -> None:
+    names = [f"test_{word}_as_wanted" for word in ("server", "model", "memory", "ports", "variables", "files", "owner")]
+    plan = {"release": "b", "serving": "a", "is_pending": True, "changes": {"restarts": True}, "checks": names}
+    lines = plan_text({"gpu1": {"kimi": plan}}).splitlines()
+    heading = lines.index("  then 7 checks:")
+    assert ", ".join(lines[heading + 1 :]).replace(",,", ",").replace("    ", "") == ", ".join(names)
+    assert len(lines) == heading + 3
+    assert max(map(len, lines)) <= 100
 
 
 def test_config() -> None:

@@ -12,11 +12,24 @@ import warnings
 from dataclasses import dataclass, field
 
 from lamplighter.inventory.groups import Tree
-from lamplighter.inventory.values import Origin, Value, value_of
+from lamplighter.inventory.values import Origin, Problems, Value, value_of
 from lamplighter.inventory.variables import canonical
 
 _SECTION = re.compile(r"\[([^:\]\s]+)(?::(\w+))?\]\s*(?:#.*)?")
 _NAME = re.compile(r"([^:\]\s]+)\s*(?:#.*)?")
+
+
+def begins_as_ini(text: str) -> bool:
+    """Whether the first line that says something is ``[group]``."""
+    lines = (line.strip() for line in text.splitlines())
+    return bool(_SECTION.fullmatch(next((line for line in lines if line and line[0] not in "#;"), "")))
+
+
+def is_ini(text: str, file: str) -> bool:
+    """Whether a text can be read as INI from end to end."""
+    problems = Problems()
+    IniGroups(Tree(problems), file).read(text)
+    return not len(problems)
 
 
 @dataclass
@@ -118,7 +131,7 @@ class IniGroups:
                 found = ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             found = text
-        return value_of(found, self._line, text)
+        return value_of(text if found is ... else found, self._line, text)
 
     def _complain(self, message: str) -> None:
         self.tree.problems.add(self._line, message)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lamplighter.inventory.groups import BUILT_IN, Tree
 from lamplighter.inventory.names import split_port
-from lamplighter.inventory.sources.ini import IniGroups
+from lamplighter.inventory.sources.ini import IniGroups, begins_as_ini, is_ini
 from lamplighter.inventory.sources.script import has_ansible, is_program, read_by_ansible, read_program
 from lamplighter.inventory.sources.yaml_file import VAULT, read_any, read_file
 from lamplighter.inventory.sources.yaml_groups import YamlGroups
@@ -22,6 +22,10 @@ from lamplighter.inventory.values import Origin, Problems, Value, shown_path
 _YAML = (".yml", ".yaml", ".json")
 #: Never an inventory, by their suffix.
 _IGNORED = (".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst", ".orig", ".cfg", ".retry")
+#: What the name of an inventory may end with. In a directory of several, a file of another name that cannot be read is
+#: somebody else's: `main.tf`, `admin.conf`, a Makefile.
+_USUAL = (*_YAML, "", ".ini", ".cfg", ".inventory", ".inv", ".hosts")
+_ELSE = ("Makefile", "Vagrantfile", "Dockerfile", "Jenkinsfile", "LICENSE", "Justfile", "justfile", "Pipfile")
 #: Parts of an inventory that hold no hosts: ours are `checks`.
 _BESIDE = ("group_vars", "host_vars", "vars_plugins", "checks")
 
@@ -76,7 +80,7 @@ class _Reading:
 
     def complain_of_no_host(self) -> None:
         """Say where hosts might have been meant."""
-        for lint in self.problems.warnings:
+        for lint in (each for each in self.problems.warnings if each.id == "not-read"):
             self.problems.add(lint.origin, f"{lint.variable}: {lint.message}" if lint.variable else lint.message)
         for name, group in self.tree.groups.items():
             if name not in BUILT_IN and not group.children:
@@ -96,7 +100,7 @@ class _Reading:
 
     def read_directory(self, directory: Path) -> None:
         files = list(self._files_below(directory, frozenset()))
-        if not files:
+        if not files and not any(each.id == "not-read" for each in self.problems.warnings):
             self.problems.add(Origin(shown_path(directory)), "there is no inventory in this directory: write hosts.yml")
         for path in files:
             self.read_file(path, is_alone=len(files) == 1)
@@ -117,7 +121,8 @@ class _Reading:
                 yield path
         left = [name for name in left if not name.lower().startswith("readme")]
         if left:
-            self.problems.warn(Origin(shown_path(directory)), f"not read: {', '.join(left)}", "not-read")
+            message = f"not read: {', '.join(left)} (in a directory, names that end so are passed over)"
+            self.problems.warn(Origin(shown_path(directory)), message, "not-read")
 
     def read_file(self, path: Path, *, is_alone: bool) -> None:
         """Read one file; in a directory of several, one that only Ansible could read is passed over with a warning."""
@@ -156,12 +161,22 @@ class _Reading:
                 "group_vars or host_vars",
             )
             return
-        if path.suffix not in (*_YAML, ""):
+        is_somebody_elses = path.suffix not in _USUAL or path.name in _ELSE
+        if is_somebody_elses and not is_alone and not is_ini(text, file):
+            message = "not read as an inventory: neither its name nor its text is that of one"
+            self.problems.warn(Origin(file), message, "not-read")
+        elif path.suffix not in (*_YAML, ""):
             IniGroups(self.tree, file).read(text)
-            return
+        else:
+            self._read_yaml(path, file, text, is_alone)
+
+    def _read_yaml(self, path: Path, file: str, text: str, is_alone: bool) -> None:
+        """Read what is YAML by its name, or INI all the same, which is what Ansible tries next."""
         found = Problems()
         top = read_any(text, path, found)
-        if path.suffix == "" and (top.entries is None or len(found)) and not _looks_like_yaml(text):
+        is_broken = len(found) > 0 or (top.entries is None and top.data is not None)
+        is_meant = path.suffix == "" and not _looks_like_yaml(text)
+        if is_broken and (is_meant or begins_as_ini(text) or is_ini(text, file)):
             IniGroups(self.tree, file).read(text)
             return
         self.problems.take(found)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from lamplighter.inventory.variables import canonical
 
 #: Seconds: a program that asks a cloud may be slow; one that hangs must not hang a nightly run.
 PATIENCE = 120
+#: Bytes on each of stdout and stderr.
+_MOST = 64 << 20
 _ANSIBLE = "ansible-inventory"
 
 
@@ -46,7 +50,9 @@ def read_program(path: Path, tree: Tree) -> None:
         for host in listing.hosts:
             at = Origin(f"{shown_path(path)} --host {host}")
             own = _json_of([str(path.absolute()), "--host", host], at, tree.problems, may_be_empty=True)
-            tree.set_host(host, canonical(value_of(own or {}, at), tree.problems))
+            if own is None:  # nor would the next five hundred be answered, and each may take its two minutes
+                return
+            tree.set_host(host, canonical(value_of(own, at), tree.problems))
 
 
 def has_ansible() -> bool:
@@ -135,7 +141,10 @@ def _json_of(
     try:
         status, stdout, stderr = _run(words, {**os.environ, **(environ or {})})
     except OSError as error:
-        problems.add(origin, f"cannot be started: {error.strerror}")
+        problems.add(origin, f"cannot be started: {error.strerror}{_first_line(words[0])}")
+        return None
+    except _TooMuchError:
+        problems.add(origin, f"printed more than {_MOST >> 20} MiB, and was ended")
         return None
     except subprocess.TimeoutExpired:
         problems.add(origin, f"printed no inventory within {PATIENCE} s, and was ended")
@@ -167,12 +176,49 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bytes, 
         start_new_session=True,
     ) as program:
         try:
-            stdout, stderr = program.communicate(timeout=PATIENCE)
+            stdout, stderr = _printed(program)
+            program.wait(PATIENCE)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             raise
     return program.returncode, stdout, stderr
+
+
+class _TooMuchError(Exception):
+    """A program printed more than any inventory holds."""
+
+
+def _printed(program: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """All that a program prints on stdout and stderr, until both are closed."""
+    ends = time.monotonic() + PATIENCE
+    printed = {stream: bytearray() for stream in (program.stdout, program.stderr) if stream is not None}
+    with selectors.DefaultSelector() as open_ones:
+        for stream in printed:
+            open_ones.register(stream, selectors.EVENT_READ)
+        while open_ones.get_map():
+            ready = open_ones.select(ends - time.monotonic())
+            if time.monotonic() >= ends:
+                raise subprocess.TimeoutExpired(program.args, PATIENCE)
+            for key, _ in ready:
+                piece = os.read(key.fd, 1 << 16)
+                if not piece:
+                    open_ones.unregister(key.fileobj)
+                printed[key.fileobj] += piece  # type: ignore[index]
+                if len(printed[key.fileobj]) > _MOST:  # type: ignore[index]
+                    raise _TooMuchError
+    stdout, stderr = printed.values()
+    return bytes(stdout), bytes(stderr)
+
+
+def _first_line(program: str) -> str:
+    """What the system means where it says that a script is not there: the program that its first line names."""
+    try:
+        with Path(program).open("rb") as file:
+            first = file.readline(200).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f" (its first line is {first!r})" if first.startswith("#!") else ""
 
 
 def _last_words(stderr: bytes) -> str:

@@ -23,7 +23,7 @@ _TAG = "tag:yaml.org,2002:"
 #: libyaml's, ten times as quick, where PyYAML was built with it.
 _QUICK_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_PLAIN_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_PLAIN_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SECRET = re.compile(r"(env|file):(.+)", re.DOTALL)
 #: Below this name everything is ours, and strict.
 _OURS = "servers"

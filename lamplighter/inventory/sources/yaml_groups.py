@@ -7,6 +7,8 @@ from lamplighter.inventory.values import EMPTY, Problems, Value, did_you_mean
 from lamplighter.inventory.variables import canonical
 
 _SECTIONS = ("hosts", "children", "vars")
+#: What a program says beside its groups; in a file it is a group like any other, as in Ansible.
+_OF_PROGRAMS = "_meta"
 
 
 class YamlGroups:
@@ -19,8 +21,10 @@ class YamlGroups:
     def read(self, top: Value) -> None:
         """Read the whole file."""
         for name, value in (top.entries or {}).items():
-            if name in _SECTIONS and name != "vars":
+            if name in ("hosts", "children") and not (value.entries or {}).keys() & set(_SECTIONS):
                 self.problems.add(value.origin, f"`{name}` must stand below a group: write `all:` above it")
+            elif value.data is not None and value.entries is None:
+                self._skip(value, name, "a group is a mapping of hosts, children and vars")
             else:
                 self._read_group(name, value)
 
@@ -28,11 +32,15 @@ class YamlGroups:
         self.tree.add_group(name, value.origin)
         if value.data is not None and value.entries is None:
             self._skip(value, name, "a group is a mapping of hosts, children and vars")
-        for key, each in (value.entries or {}).items():
+        entries = value.entries or {}
+        looks_like_host = parent is not None and not entries.keys() & set(_SECTIONS)
+        for key, each in entries.items():
             if key in _SECTIONS:
                 self._read_section(name, key, _as_mapping(each))
+            elif looks_like_host and key.startswith("ansible_"):
+                self._complain_of_host(name, key, each, str(parent))
             else:
-                self._complain_of_key(name, key, each, parent)
+                self._complain_of_key(name, key, each)
 
     def _read_section(self, group: str, key: str, value: Value) -> None:
         if value.data is None:
@@ -57,16 +65,17 @@ class YamlGroups:
             for name in self.tree.add_hosts(written, group, variables.origin):
                 self.tree.set_host(name, own)
 
-    def _complain_of_key(self, group: str, key: str, value: Value, parent: str | None) -> None:
-        near = did_you_mean(key, _SECTIONS)
+    def _complain_of_host(self, group: str, key: str, value: Value, parent: str) -> None:
+        self.problems.add(
+            value.origin,
+            f"{group}.{key}: {group} stands under `children` of {parent} and so is a group: put a host under "
+            "`hosts`, and variables of a group under `vars`",
+        )
+
+    def _complain_of_key(self, group: str, key: str, value: Value) -> None:
+        near = did_you_mean(key, _SECTIONS) if group != _OF_PROGRAMS else ""
         if near:
             self.problems.add(value.origin, f"{group}.{key}: a group has hosts, children and vars alone{near}")
-        elif parent is not None and key.startswith("ansible_"):
-            self.problems.add(
-                value.origin,
-                f"{group}.{key}: {group} stands under `children` of {parent} and so is a group: put a host under "
-                "`hosts`, and variables of a group under `vars`",
-            )
         else:
             self._skip(value, f"{group}.{key}", "a group has hosts, children and vars alone")
 
