@@ -7,6 +7,7 @@ library only. Raises re.error for a pattern that this Python cannot read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import (
     Any,
@@ -59,6 +60,12 @@ FRAME, VERSION, ENDING, LIST = range(13, 17)
 KEYS = {PHASE: "phases", WORK: "phases", FAILURE: "failures", WRAPPER: "wrappers", ENDING: "ending"}
 
 
+@functools.lru_cache(maxsize=4096)
+def compiled(pattern: str) -> Pattern[str]:
+    """Engines share most of their wording, and re itself remembers less than one of them has."""
+    return re.compile(pattern)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """The rule that decided: a ``pattern`` under ``key`` of an engine.yml; ``id`` is that of a failure or a phase."""
@@ -93,10 +100,10 @@ class Memory:
 
 class MemoryRule:
     def __init__(self, rule: Mapping[str, Any]) -> None:
-        self._wanted = re.compile(rule["wanted"])
-        self._free = re.compile(rule["free"])
-        self._others = re.compile(rule["others"])
-        self._itself = re.compile(rule["itself"])
+        self._wanted = compiled(rule["wanted"])
+        self._free = compiled(rule["free"])
+        self._others = compiled(rule["others"])
+        self._itself = compiled(rule["itself"])
         self._at_least = float(rule["at_least"])
 
     def read(self, text: str) -> Memory:
@@ -146,6 +153,11 @@ class Interest:
     is_bar: bool = False
 
     @property
+    def may_begin(self) -> bool:
+        """Whether it may tell of another start."""
+        return self.kind == START or (self.signature is not None and self.signature.early)
+
+    @property
     def only_before_ready(self) -> bool:
         return self.kind in (PHASE, PERCENT, PID, VERSION, ENDING)
 
@@ -162,17 +174,17 @@ class Rules:
         self.interests: List[Interest] = []
         self.hints: Dict[str, str] = {}
         self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
-        self.times = [re.compile(each) for each in engine.get("time", ())]
-        self._prefixes = [(needed_text(each), re.compile(each)) for each in engine.get("prefix", ())]
-        self._ranks = [re.compile(each) for each in engine.get("rank", ())]
-        self._errors = [re.compile(each) for each in engine.get("error", ())]
-        self._sentences = [re.compile(each) for each in engine.get("sentence", ())]
-        self._outside = [re.compile(each) for each in engine.get("outside", ())]
-        self._frame = re.compile(engine["frame"]) if engine.get("frame") else None
-        self._traceback = re.compile(engine["traceback"]) if engine.get("traceback") else None
-        self._advice = [re.compile(each) for each in engine.get("advice", ())]
-        self._advice_item = re.compile(engine["advice_item"]) if engine.get("advice_item") else None
-        self.envelopes = [re.compile(each) for each in engine.get("envelope", ())]
+        self.times = [compiled(each) for each in engine.get("time", ())]
+        self._prefixes = [(needed_text(each), compiled(each)) for each in engine.get("prefix", ())]
+        self._ranks = [compiled(each) for each in engine.get("rank", ())]
+        self._errors = [compiled(each) for each in engine.get("error", ())]
+        self._sentences = [compiled(each) for each in engine.get("sentence", ())]
+        self._outside = [compiled(each) for each in engine.get("outside", ())]
+        self._frame = compiled(engine["frame"]) if engine.get("frame") else None
+        self._traceback = compiled(engine["traceback"]) if engine.get("traceback") else None
+        self._advice = [compiled(each) for each in engine.get("advice", ())]
+        self._advice_item = compiled(engine["advice_item"]) if engine.get("advice_item") else None
+        self.envelopes = [compiled(each) for each in engine.get("envelope", ())]
         self._places_of_prefixes = _remembered(self._find_prefixes, engine.get("prefix", ()))
         self._place_of_rank = _remembered(self._find_rank, engine.get("rank", ()))
         self._benign = _Needed(engine.get("benign", ()))
@@ -230,7 +242,7 @@ class Rules:
         needs = needed_text(pattern)
         shape = None if needs is None else shape_of(needs)
         is_bar = kind in (PHASE, PERCENT) and is_alike(pattern)
-        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature, is_bar))
+        self.interests.append(Interest(kind, compiled(pattern), needs, shape, name, after, signature, is_bar))
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
@@ -328,7 +340,7 @@ class _Needed:
 
 def _needed(pattern: str) -> Tuple[Optional[str], Pattern[str]]:
     needs = needed_text(pattern)
-    return None if needs is None else needs.decode("utf-8"), re.compile(pattern)
+    return None if needs is None else needs.decode("utf-8"), compiled(pattern)
 
 
 def _any_in(patterns: List[Tuple[Optional[str], Pattern[str]]], text: str) -> bool:
@@ -364,11 +376,13 @@ def _remembered(ask: Callable[[str], Answer], patterns: Iterable[str]) -> Callab
     return _Remembered(ask) if all(map(is_alike, patterns)) else ask
 
 
+@functools.lru_cache(maxsize=4096)
 def is_alike(pattern: str) -> bool:
     """Whether all digits are alike to a pattern: it names none, but for how often something stands there."""
     return not _DIGIT.search(_NAMES_NO_DIGIT.sub("", pattern))
 
 
+@functools.lru_cache(maxsize=4096)
 def needed_text(pattern: str) -> Optional[bytes]:
     """The longest plain text that every match of a pattern contains; None if fewer than two characters are sure.
 
@@ -433,8 +447,8 @@ def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
         early=bool(entry.get("early")),
         after=entry.get("after"),
         above=entry.get("above"),
-        unless=re.compile(entry["unless"]) if entry.get("unless") else None,
-        block=re.compile(entry["block"]) if entry.get("block") else None,
+        unless=compiled(entry["unless"]) if entry.get("unless") else None,
+        block=compiled(entry["block"]) if entry.get("block") else None,
         memory=MemoryRule(entry["memory"]) if entry.get("memory") else None,
         only=entry.get("only"),
         silence=int(entry.get("silence") or 0),

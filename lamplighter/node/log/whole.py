@@ -6,8 +6,7 @@ import dataclasses
 import re
 from typing import Any, BinaryIO, Iterator, List, Mapping, Optional, Union
 
-from lamplighter.node.log.envelope import learn
-from lamplighter.node.log.rules import Rules, outside_quotes
+from lamplighter.node.log.rules import outside_quotes
 from lamplighter.node.log.sieve import plain
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.watch import SLICE_BYTES, WINDOW_BYTES, LogWatch
@@ -37,7 +36,8 @@ def diagnose_log(
     name = engine if engine is not None else guess_engine(text, engines)
     # An unknown engine is read with the wording that knows most: the others share the general signatures.
     rules = engines[name] if name is not None else max(engines.values(), key=lambda each: len(each.get("failures", ())))
-    watch = LogWatch(rules, version, envelopes=learn(text, Rules(rules)))
+    watch = LogWatch(rules, version)
+    watch.learn(text)
     for block in first:
         watch.feed(block)
     for block in blocks:
