@@ -81,7 +81,7 @@ class LogWatch:
 
     ``engine`` is a compiled engine.yml, ``version`` the engine's if it is told (else the log may tell it), ``own_pids``
     are processes known to be the server's (more may be added to the attribute): an out-of-memory line that names one of
-    them accuses nobody else.
+    them accuses nobody else. ``is_whole``: the log is known to begin with a start, so that no cause can stand above it.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class LogWatch:
         engine: Mapping[str, Any],
         version: Optional[str] = None,
         own_pids: Iterable[int] = (),
+        *,
+        is_whole: bool = False,
     ) -> None:
         self.engine = engine
         self.version = version
@@ -105,6 +107,7 @@ class LogWatch:
         self._order = 0
         self._finished = False
         self._start = Start(self._rules)
+        self._start.is_whole = is_whole
         self._starts = 0
         self._earlier: Optional[Start] = None
         self._advised_until = 0
@@ -564,9 +567,10 @@ class LogWatch:
         return self._rules.is_benign(segment.text) or any(self._find(each, segment.text) is not None for each in ends)
 
     def _continue_sentence(self, segment: Segment) -> None:
-        """An exception's first line may only announce what the next one says."""
+        """An exception's first line may only announce what the next one says, which is indented, or follows a colon."""
         error = self._start.found.error
-        if error is None or not segment.is_indented or not segment.body.strip(" ^~|"):
+        goes_on = error is not None and (segment.is_indented or error.text.endswith(":"))
+        if error is None or not goes_on or not segment.body.strip(" ^~|"):
             return
         text = f"{error.text} {segment.body.strip()}"[:TEXT_CHARACTERS]
         self._start.found.error = dataclasses.replace(error, text=text)
