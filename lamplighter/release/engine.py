@@ -333,6 +333,7 @@ class _Failure(_Part):
     survivable: StrictBool = False
     early: StrictBool = False
     native: StrictBool = False
+    passive: StrictBool = False
     only: Literal["loading", "serving"] | None = None
     silence: Annotated[int, Field(ge=1, le=100)] | None = None
     advice: Hint = ""

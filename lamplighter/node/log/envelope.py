@@ -21,16 +21,17 @@ FEWEST_LINES = 2
 #: This share of lines that count up are numbered: a rank in front of each would not.
 FEWEST_STEPS = 0.7
 
+_DAY = "Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _BAR = re.compile(r"\d%|it/s\b|s/it\b")
 _PART = re.compile(
-    r"(?P<day>\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b)"
+    rf"(?P<day>\b(?:{_DAY})\b)"
     r"|(?P<hex>\b(?=[a-f]*\d)[0-9a-f]{7,}\b)|(?P<digits>\d+)|(?P<space>\s+)|(?P<rest>[^\d\s]+?(?=\d|\s|$|\b))"
 )
 _GREP_LINE = (re.compile(r"(?P<words>(\d{1,7})[:-])"),)
 _GREP = re.compile(r"\d[:-]$")
 _GREP_NUMBER = re.compile(r":?\d+[:-]$")
 _NAME = re.compile(r"[A-Za-z]{2}")
-_TIME = re.compile(r"\d{4}-\d\d-|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b")
+_TIME = re.compile(rf".*\d{{4}}-\d\d-|.*\d\d:\d\d:\d\d|(?:{_DAY})\b")
 
 
 class Envelopes:

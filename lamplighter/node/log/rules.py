@@ -135,6 +135,7 @@ class Signature:
     only: Optional[str]
     silence: int
     native: bool
+    passive: bool
     advice: str
 
 
@@ -286,9 +287,13 @@ class Rules:
     def is_frame(self, body: str) -> bool:
         return self._frame is not None and self._frame.match(body.lstrip()) is not None
 
-    def is_outside(self, text: str) -> bool:
-        """Whether a library outside of Python tells of an error in this line."""
-        return any(pattern.search(text) for pattern in self._outside)
+    def sentence_rule(self, body: str) -> Optional[Rule]:
+        """The rule by which a line is the sentence that ends a traceback."""
+        return _first_rule("error", self._errors, body) or _first_rule("sentence", self._sentences, body)
+
+    def outside_rule(self, text: str) -> Optional[Rule]:
+        """The rule by which a library outside of Python tells of an error in this line."""
+        return _first_rule("outside", self._outside, text)
 
     def advice_in(self, text: str) -> List[str]:
         """What a line advises to do, sentence by sentence."""
@@ -321,8 +326,15 @@ class Rules:
     def is_quiet(self, text: str) -> bool:
         return self._quiet.any_in(text)
 
+    def is_no_cause(self, text: str) -> bool:
+        return self.is_benign(text) or self.is_quiet(text) or self.is_consequence(text)
+
     def is_consequence(self, text: str) -> bool:
         return self._never.any_in(text)
+
+
+def _first_rule(key: str, patterns: Iterable[Pattern[str]], text: str) -> Optional[Rule]:
+    return next((Rule(key, "", each.pattern) for each in patterns if each.search(text)), None)
 
 
 class _Needed:
@@ -453,19 +465,25 @@ def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
         only=entry.get("only"),
         silence=int(entry.get("silence") or 0),
         native=bool(entry.get("native")),
+        passive=bool(entry.get("passive")),
         advice=str(entry.get("advice") or ""),
     )
 
 
 def outside_quotes(text: str, places: Iterable[int]) -> Iterator[int]:
     """Those of ``places``, which ascend, that do not stand in quotes."""
-    quotes = _QUOTED.finditer(text)
+    quotes = iter(_quotes_in(text))
     quote = next(quotes, None)
     for place in places:
-        while quote is not None and quote.end() <= place:
+        while quote is not None and quote[1] <= place:
             quote = next(quotes, None)
-        if quote is None or place <= quote.start():
+        if quote is None or place <= quote[0]:
             yield place
+
+
+@functools.lru_cache(maxsize=8)
+def _quotes_in(text: str) -> Tuple[Tuple[int, int], ...]:
+    return tuple(match.span() for match in _QUOTED.finditer(text))
 
 
 def without_numbers(text: bytes) -> bytes:

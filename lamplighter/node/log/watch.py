@@ -463,8 +463,9 @@ class LogWatch:
         """The last line above the words of an end in which a library outside of Python tells of an error."""
         for line, text in self._tail.before(OUTSIDE_PIECES):
             own, _ = self._envelopes.opened(text)
-            if self._rules.is_outside(own) and not self._rules.is_benign(own) and not self._rules.is_quiet(own):
-                return Place(place.order, line, _around(own, 0), place.rank)
+            rule = self._rules.outside_rule(own)
+            if rule is not None and not self._rules.is_no_cause(own):
+                return Place(place.order, line, _around(own, 0), place.rank, rule)
         return None
 
     def _note_advice(self, segment: Segment, lists: Sequence[Interest]) -> None:
@@ -529,7 +530,7 @@ class LogWatch:
             elif work.name == "ready":  # the log begins behind its ready line
                 self._enter("ready", segment)
                 start.is_ready = True
-                start.ready_rule = work.rule
+                start.phase_rule = work.rule
             return
         start.after.outlive(self._order)
         if start.after.outlived > MOST_CROSSING:
@@ -583,7 +584,7 @@ class LogWatch:
         text = _around(segment.text, 0)
         if block.is_bare and block.source:
             text = f"{block.source[: TEXT_CHARACTERS // 4]} … {text}"
-        place = Place(self._order, self._line, text, rank)
+        place = Place(self._order, self._line, text, rank, self._rules.sentence_rule(body))
         is_consequence = self._rules.is_consequence(body)
         if self._earlier is not None and start.phase is None and is_consequence:
             self._take_up_earlier(segment)  # it was told to end: that is no start
@@ -622,6 +623,7 @@ class LogWatch:
         if last[1] is None:
             return
         phase = last[1].name
+        start.phase_rule = last[1].rule
         start.mark(segment.rank)
         start.is_dying = False
         start.found.ended = None
@@ -636,7 +638,6 @@ class LogWatch:
                 phase = "http"
             else:
                 start.is_ready = True
-                start.ready_rule = last[1].rule
         if segment.rank is not None and (segment.rank in start.ranks or len(start.ranks) < MOST_RANKS):
             start.ranks[segment.rank] = phase
         self._enter(phase, segment)
@@ -692,7 +693,7 @@ class LogWatch:
             return False
         if signature.early and start.is_ready:
             return False  # it would have been another start's
-        if signature.only == "loading" and (start.is_ready or start.phase is None):
+        if signature.only == "loading" and not start.is_loading:
             return False
         if signature.only == "serving" and not start.is_ready:
             return False
