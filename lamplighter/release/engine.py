@@ -31,6 +31,7 @@ from lamplighter.inventory import secrets
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Origin, Problems, Value, did_you_mean, plain, shown_path
 from lamplighter.node.events import PHASES
+from lamplighter.node.log.rules import compiled as compiled_regex
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Server
@@ -246,17 +247,17 @@ def _as_json(value: object) -> Any:
 
 def _regex(text: str) -> str:
     try:
-        re.compile(text)
+        is_empty = compiled_regex(text).search("") is not None
     except re.error as error:
         raise ValueError(f"is no regular expression: {error}") from None
-    if not text or re.search(text, "") is not None:
+    if is_empty:
         raise ValueError("matches an empty line, and so everything")
     return text
 
 
 def _naming(*groups: str) -> AfterValidator:
     def check(text: str) -> str:
-        if not set(groups) & set(re.compile(text).groupindex):
+        if not set(groups) & set(compiled_regex(text).groupindex):
             raise ValueError(f"must have a group (?P<{groups[0]}>...)")
         return text
 
@@ -332,6 +333,7 @@ class _Failure(_Part):
     survivable: StrictBool = False
     early: StrictBool = False
     native: StrictBool = False
+    passive: StrictBool = False
     only: Literal["loading", "serving"] | None = None
     silence: Annotated[int, Field(ge=1, le=100)] | None = None
     advice: Hint = ""

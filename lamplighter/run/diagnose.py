@@ -242,7 +242,7 @@ def text(found: Mapping[str, Any], explain: bool = False) -> str:
 
 def _rule_text(rule: Mapping[str, Any] | None) -> str:
     if not rule:
-        return "none: no rule decided, only the order of the lines"
+        return "none: no line of the log decided"
     where = f"{clean(rule['file'])}:{rule['line']}" if rule.get("file") else "a file that has changed since"
     name = f"{clean(rule['key'])} {clean(rule['id'])}".strip()
     return f"{name} in {where}, pattern {clean(rule['pattern'])}"

@@ -109,6 +109,16 @@ def test_the_headline_names_who_died_first(
     assert told.message.startswith(said)
 
 
+def test_a_child_is_named_where_the_server_ended_by_itself() -> None:
+    died = dataclasses.replace(FOUND, evidence="Worker proc VllmWorker-3 died unexpectedly (exit code: -9)", rank=3)
+    assert explain(died, failed(has_ended=True), {}, [], "exit status 1").message.startswith(
+        "rank 3 was killed by SIGKILL"
+    )
+    assert explain(died, failed(), {}, [], "stalled in weights").message == "stalled in weights"
+    other = dataclasses.replace(FOUND, evidence="RuntimeError: zebra stripes", rank=3)
+    assert explain(other, failed(has_ended=True), {}, [], "exit status 1").message == "exit status 1"
+
+
 def test_proxies_are_named_without_their_password() -> None:
     found = dataclasses.replace(FOUND, cause="proxy")
     environment = {"http_proxy": "http://me:secret@proxy:3128", "NO_PROXY": "localhost", "PATH": "/bin"}

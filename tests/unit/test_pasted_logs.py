@@ -287,6 +287,16 @@ def test_a_start_that_begins_by_saying_its_arguments_is_no_second_one() -> None:
     assert (watch.phase, len(watch.ranks)) == ("weights", 4)
 
 
+def test_what_a_client_sent_is_no_mark_of_another_engine() -> None:
+    """Not even where it is a whole log of one that failed, which the server wrote down in one line, in quotes."""
+    pasted = repr((PROJECT / "tests/cases/logs/vllm-013-context-too-long/server.log").read_text()[:3000])
+    begun = "[2026-03-01 10:00:00] server_args=ServerArgs()\n"
+    ready = "[2026-03-01 10:00:09] The server is fired up and ready to roll!\n"
+    log = begun + ready + f"[2026-03-01 11:00:00] Receive: obj=GenerateReqInput(text={pasted})\n" * 3
+    found = diagnose_log(log.encode(), ENGINES)
+    assert (found.engine, found.outcome) == ("sglang", "ready")
+
+
 def test_a_log_without_its_head_is_read() -> None:
     found = read(FAILED[FAILED.index("Load weight begin") :])
     assert (found.engine, found.outcome, found.cause, found.rank) == ("sglang", "failed", "gpu_oom", 1)

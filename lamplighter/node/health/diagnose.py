@@ -22,7 +22,7 @@ def diagnose(request: Mapping[str, Any], root: str) -> Dict[str, Any]:
     """Diagnose the last run of a server that started one; {"error"} where there is none.
 
     The log is read again, with the wording of the request's engine. What the run found out itself (a stall, a model
-    that is another, the kernel's word) is not in the log: it stands where the log has no cause.
+    that is another, the kernel's word) is not in the log: it stands where the log has no cause, or one it explains.
     """
     home = server_home(root, request["servers"][0])
     found = _last_launch(home)
@@ -79,7 +79,7 @@ def _was_stopped(told: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _read(path: str, engine: Mapping[str, Any]) -> LogWatch:
-    watched = LogWatch(engine)
+    watched = LogWatch(engine, is_whole=True)
     try:
         size = os.stat(path).st_size
         with open(path, "rb") as file:
@@ -98,16 +98,16 @@ def _read(path: str, engine: Mapping[str, Any]) -> LogWatch:
 
 
 def _merged(found: Diagnosis, failure: Optional[Mapping[str, Any]]) -> Diagnosis:
-    if failure is None or found.cause is not None or failure.get("cause") is None:
+    known = (failure or {}).get("cause")
+    if failure is None or known is None or not (found.cause is None or causes.explains(known, found.cause)):
         return found
     return dataclasses.replace(
         found,
         outcome="failed",
         phase=str(failure.get("phase") or found.phase),
-        cause=failure["cause"],
+        cause=known,
         evidence=str(failure.get("evidence") or found.evidence),
         rank=found.rank if failure.get("rank") is None else failure["rank"],
         hint=str(failure.get("hint") or found.hint),
-        cause_above=False,
         rule=None,
     )

@@ -129,8 +129,9 @@ class Explained:
 class Failed:
     """A failed start as the node saw it: ``since`` monotonic seconds, ``signal`` the one that ended its main process.
 
-    ``pids`` were its processes, ``uuids`` its GPUs, ``environment`` the variables it was given. ``derived``: the ports
-    that its engine takes beside ``port``, and what for.
+    ``has_ended``: its main process is gone, by a signal or not. ``pids`` were its processes, ``uuids`` its GPUs,
+    ``environment`` the variables it was given. ``derived``: the ports that its engine takes beside ``port``, and what
+    for.
     """
 
     port: int
@@ -141,6 +142,7 @@ class Failed:
     environment: Mapping[str, str]
     directory: str
     derived: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    has_ended: bool = False
 
 
 def explain(
@@ -196,7 +198,8 @@ def headline(message: str, found: Diagnosis, failed: Failed, engine: Mapping[str
         return f"pid {killed[0]} of the server was killed by the kernel for want of memory, in phase {found.phase}"
     kills_itself = bool((engine.get("processes") or {}).get("kills_itself"))
     status = _STATUS.search(found.evidence)
-    if failed.signal is None or not (status or (kills_itself and failed.signal == signal.SIGKILL and found.evidence)):
+    is_by_itself = kills_itself and failed.signal == signal.SIGKILL and found.evidence
+    if not is_by_itself and not (status and (failed.has_ended or failed.signal is not None)):
         return message
     who = f"rank {found.rank}" if found.rank is not None else "one of its processes"
     end = "; the server then ended its own processes" if kills_itself else ""
@@ -213,6 +216,15 @@ def _how_it_died(found: Diagnosis, status: Optional[re.Match[str]]) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def explains(known: str, cause: Optional[str]) -> bool:
+    """Whether ``known``, which the node found out of a start, is why its log has ``cause``."""
+    return (
+        (known == "gpu_hardware" and cause in EXPLAINED_BY_XID)
+        or (known == "host_oom" and cause in EXPLAINED_BY_OOM)
+        or (known == "gpu_oom" and cause == "gpu_held")  # the node knew which processes were the server's
+    )
 
 
 def _about_nine(cause: Optional[str], failed: Failed, is_oom: bool, is_readable: bool, kills_itself: bool) -> List[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Counter, Iterable, Optional, Pattern, Tuple
+from typing import Counter, Iterable, Optional, Pattern, Sequence, Tuple
 
 from lamplighter.node.log.rules import Rules
 
@@ -18,23 +18,32 @@ MOST_CHARACTERS = 200
 MOST_ENVELOPES = 16
 #: So many lines must agree: one may be another process's line that begins in the middle of a progress bar.
 FEWEST_LINES = 2
+#: This share of lines that count up are numbered: a rank in front of each would not.
+FEWEST_STEPS = 0.7
 
+_DAY = "Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _BAR = re.compile(r"\d%|it/s\b|s/it\b")
 _PART = re.compile(
-    r"(?P<day>\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b)"
+    rf"(?P<day>\b(?:{_DAY})\b)"
     r"|(?P<hex>\b(?=[a-f]*\d)[0-9a-f]{7,}\b)|(?P<digits>\d+)|(?P<space>\s+)|(?P<rest>[^\d\s]+?(?=\d|\s|$|\b))"
 )
+_GREP_LINE = (re.compile(r"(?P<words>(\d{1,7})[:-])"),)
 _GREP = re.compile(r"\d[:-]$")
 _GREP_NUMBER = re.compile(r":?\d+[:-]$")
 _NAME = re.compile(r"[A-Za-z]{2}")
-_TIME = re.compile(r"\d{4}-\d\d-|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b")
+_TIME = re.compile(rf".*\d{{4}}-\d\d-|.*\d\d:\d\d:\d\d|(?:{_DAY})\b")
 
 
 class Envelopes:
-    """What stands before each line: the carriers that ``rules`` know, in their order, then those ``learnt``."""
+    """What stands before each line: the carriers that ``rules`` know, in their order, then those ``learnt``.
+
+    The numbers of ``grep -n`` come first: with a line's indentation they read as the rank of ``srun -l``.
+    """
 
     def __init__(self, rules: Rules, learnt: Iterable[Pattern[str]] = ()) -> None:
-        self._patterns = (*rules.envelopes, *learnt)
+        self.learnt = tuple(learnt)
+        numbers = [each for each in self.learnt if each.match("7:")]
+        self._patterns = (*numbers, *rules.envelopes, *(each for each in self.learnt if each not in numbers))
 
     def opened(self, text: str) -> Tuple[str, str]:
         """The line without its envelope, and the source that this names, "" for none."""
@@ -58,14 +67,22 @@ def _source_in(match: re.Match[str]) -> str:
 
 def learn(text: str, rules: Rules) -> Tuple[Pattern[str], ...]:
     """The envelopes that the lines of ``text`` show, beside those that ``rules`` know; the longest first."""
-    known = Envelopes(rules)
+    lines = re.split(r"[\r\n]+", text)[:MOST_LINES]
+    known = Envelopes(rules, _GREP_LINE if _are_numbered(lines) else ())
     seen: Counter[str] = collections.Counter()
-    for line in re.split(r"[\r\n]+", text)[:MOST_LINES]:
+    for line in lines:
         envelope = _before_the_servers_words(known.opened(line)[0], rules)
         if envelope:
             seen[_shape(envelope)] += 1
     found = [shape for shape, count in seen.most_common(MOST_ENVELOPES) if count >= FEWEST_LINES]
-    return tuple(re.compile(shape) for shape in sorted(found, key=len, reverse=True))
+    return (*known.learnt, *(re.compile(shape) for shape in sorted(found, key=len, reverse=True)))
+
+
+def _are_numbered(lines: Sequence[str]) -> bool:
+    """Whether each line begins with the number behind that of the line before it."""
+    numbers = [int(match[2]) if (match := _GREP_LINE[0].match(line)) else -2 for line in lines if line]
+    steps = sum(number == numbers[at] + 1 for at, number in enumerate(numbers[1:]))
+    return steps > FEWEST_STEPS * len(numbers)
 
 
 def _before_the_servers_words(line: str, rules: Rules) -> Optional[str]:

@@ -18,6 +18,8 @@ MOST_MATCHES = 32
 MOST_ADVICE = 6
 ADVICE_CHARACTERS = 300
 MOST_RANKS = 1024
+#: Phases in which a server answers, as it does when it is ready.
+ANSWERING = frozenset(PHASES[PHASES.index("http") :])
 #: Counts the markers of all ranks.
 ANY = -1
 
@@ -140,7 +142,8 @@ class Start:
         self.before = Findings()
         self.after = Findings()
         self.is_ready = False
-        self.ready_rule: Optional[Rule] = None
+        #: What showed the phase that it has come to.
+        self.phase_rule: Optional[Rule] = None
         #: Whether its first words are here: of an excerpt they are not.
         self.is_whole = False
         #: The last that is known of it is an error that ended a traceback.
@@ -160,6 +163,11 @@ class Start:
     @property
     def is_early(self) -> bool:
         return not self._markers[ANY] and not self.tracebacks.any
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is surely under way: an excerpt with nothing but answers may be of a server that was ready."""
+        return not self.is_ready and bool(self.seen) and (self.is_whole or not self.seen <= ANSWERING)
 
     @property
     def phase_number(self) -> int:

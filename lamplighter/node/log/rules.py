@@ -7,6 +7,7 @@ library only. Raises re.error for a pattern that this Python cannot read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import (
     Any,
@@ -59,6 +60,12 @@ FRAME, VERSION, ENDING, LIST = range(13, 17)
 KEYS = {PHASE: "phases", WORK: "phases", FAILURE: "failures", WRAPPER: "wrappers", ENDING: "ending"}
 
 
+@functools.lru_cache(maxsize=4096)
+def compiled(pattern: str) -> Pattern[str]:
+    """Engines share most of their wording, and re itself remembers less than one of them has."""
+    return re.compile(pattern)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """The rule that decided: a ``pattern`` under ``key`` of an engine.yml; ``id`` is that of a failure or a phase."""
@@ -93,10 +100,10 @@ class Memory:
 
 class MemoryRule:
     def __init__(self, rule: Mapping[str, Any]) -> None:
-        self._wanted = re.compile(rule["wanted"])
-        self._free = re.compile(rule["free"])
-        self._others = re.compile(rule["others"])
-        self._itself = re.compile(rule["itself"])
+        self._wanted = compiled(rule["wanted"])
+        self._free = compiled(rule["free"])
+        self._others = compiled(rule["others"])
+        self._itself = compiled(rule["itself"])
         self._at_least = float(rule["at_least"])
 
     def read(self, text: str) -> Memory:
@@ -128,6 +135,7 @@ class Signature:
     only: Optional[str]
     silence: int
     native: bool
+    passive: bool
     advice: str
 
 
@@ -146,6 +154,11 @@ class Interest:
     is_bar: bool = False
 
     @property
+    def may_begin(self) -> bool:
+        """Whether it may tell of another start."""
+        return self.kind == START or (self.signature is not None and self.signature.early)
+
+    @property
     def only_before_ready(self) -> bool:
         return self.kind in (PHASE, PERCENT, PID, VERSION, ENDING)
 
@@ -162,17 +175,17 @@ class Rules:
         self.interests: List[Interest] = []
         self.hints: Dict[str, str] = {}
         self.denies = frozenset((engine.get("ready") or {}).get("unless", ()))
-        self.times = [re.compile(each) for each in engine.get("time", ())]
-        self._prefixes = [(needed_text(each), re.compile(each)) for each in engine.get("prefix", ())]
-        self._ranks = [re.compile(each) for each in engine.get("rank", ())]
-        self._errors = [re.compile(each) for each in engine.get("error", ())]
-        self._sentences = [re.compile(each) for each in engine.get("sentence", ())]
-        self._outside = [re.compile(each) for each in engine.get("outside", ())]
-        self._frame = re.compile(engine["frame"]) if engine.get("frame") else None
-        self._traceback = re.compile(engine["traceback"]) if engine.get("traceback") else None
-        self._advice = [re.compile(each) for each in engine.get("advice", ())]
-        self._advice_item = re.compile(engine["advice_item"]) if engine.get("advice_item") else None
-        self.envelopes = [re.compile(each) for each in engine.get("envelope", ())]
+        self.times = [compiled(each) for each in engine.get("time", ())]
+        self._prefixes = [(needed_text(each), compiled(each)) for each in engine.get("prefix", ())]
+        self._ranks = [compiled(each) for each in engine.get("rank", ())]
+        self._errors = [compiled(each) for each in engine.get("error", ())]
+        self._sentences = [compiled(each) for each in engine.get("sentence", ())]
+        self._outside = [compiled(each) for each in engine.get("outside", ())]
+        self._frame = compiled(engine["frame"]) if engine.get("frame") else None
+        self._traceback = compiled(engine["traceback"]) if engine.get("traceback") else None
+        self._advice = [compiled(each) for each in engine.get("advice", ())]
+        self._advice_item = compiled(engine["advice_item"]) if engine.get("advice_item") else None
+        self.envelopes = [compiled(each) for each in engine.get("envelope", ())]
         self._places_of_prefixes = _remembered(self._find_prefixes, engine.get("prefix", ()))
         self._place_of_rank = _remembered(self._find_rank, engine.get("rank", ()))
         self._benign = _Needed(engine.get("benign", ()))
@@ -230,7 +243,7 @@ class Rules:
         needs = needed_text(pattern)
         shape = None if needs is None else shape_of(needs)
         is_bar = kind in (PHASE, PERCENT) and is_alike(pattern)
-        self.interests.append(Interest(kind, re.compile(pattern), needs, shape, name, after, signature, is_bar))
+        self.interests.append(Interest(kind, compiled(pattern), needs, shape, name, after, signature, is_bar))
 
     def prefixes_in(self, text: str) -> List[Prefix]:
         """Where prefixes begin and end in a piece, in order, none inside another."""
@@ -274,9 +287,13 @@ class Rules:
     def is_frame(self, body: str) -> bool:
         return self._frame is not None and self._frame.match(body.lstrip()) is not None
 
-    def is_outside(self, text: str) -> bool:
-        """Whether a library outside of Python tells of an error in this line."""
-        return any(pattern.search(text) for pattern in self._outside)
+    def sentence_rule(self, body: str) -> Optional[Rule]:
+        """The rule by which a line is the sentence that ends a traceback."""
+        return _first_rule("error", self._errors, body) or _first_rule("sentence", self._sentences, body)
+
+    def outside_rule(self, text: str) -> Optional[Rule]:
+        """The rule by which a library outside of Python tells of an error in this line."""
+        return _first_rule("outside", self._outside, text)
 
     def advice_in(self, text: str) -> List[str]:
         """What a line advises to do, sentence by sentence."""
@@ -309,8 +326,15 @@ class Rules:
     def is_quiet(self, text: str) -> bool:
         return self._quiet.any_in(text)
 
+    def is_no_cause(self, text: str) -> bool:
+        return self.is_benign(text) or self.is_quiet(text) or self.is_consequence(text)
+
     def is_consequence(self, text: str) -> bool:
         return self._never.any_in(text)
+
+
+def _first_rule(key: str, patterns: Iterable[Pattern[str]], text: str) -> Optional[Rule]:
+    return next((Rule(key, "", each.pattern) for each in patterns if each.search(text)), None)
 
 
 class _Needed:
@@ -328,7 +352,7 @@ class _Needed:
 
 def _needed(pattern: str) -> Tuple[Optional[str], Pattern[str]]:
     needs = needed_text(pattern)
-    return None if needs is None else needs.decode("utf-8"), re.compile(pattern)
+    return None if needs is None else needs.decode("utf-8"), compiled(pattern)
 
 
 def _any_in(patterns: List[Tuple[Optional[str], Pattern[str]]], text: str) -> bool:
@@ -364,11 +388,13 @@ def _remembered(ask: Callable[[str], Answer], patterns: Iterable[str]) -> Callab
     return _Remembered(ask) if all(map(is_alike, patterns)) else ask
 
 
+@functools.lru_cache(maxsize=4096)
 def is_alike(pattern: str) -> bool:
     """Whether all digits are alike to a pattern: it names none, but for how often something stands there."""
     return not _DIGIT.search(_NAMES_NO_DIGIT.sub("", pattern))
 
 
+@functools.lru_cache(maxsize=4096)
 def needed_text(pattern: str) -> Optional[bytes]:
     """The longest plain text that every match of a pattern contains; None if fewer than two characters are sure.
 
@@ -433,25 +459,31 @@ def _signature(index: int, entry: Mapping[str, Any]) -> Signature:
         early=bool(entry.get("early")),
         after=entry.get("after"),
         above=entry.get("above"),
-        unless=re.compile(entry["unless"]) if entry.get("unless") else None,
-        block=re.compile(entry["block"]) if entry.get("block") else None,
+        unless=compiled(entry["unless"]) if entry.get("unless") else None,
+        block=compiled(entry["block"]) if entry.get("block") else None,
         memory=MemoryRule(entry["memory"]) if entry.get("memory") else None,
         only=entry.get("only"),
         silence=int(entry.get("silence") or 0),
         native=bool(entry.get("native")),
+        passive=bool(entry.get("passive")),
         advice=str(entry.get("advice") or ""),
     )
 
 
 def outside_quotes(text: str, places: Iterable[int]) -> Iterator[int]:
     """Those of ``places``, which ascend, that do not stand in quotes."""
-    quotes = _QUOTED.finditer(text)
+    quotes = iter(_quotes_in(text))
     quote = next(quotes, None)
     for place in places:
-        while quote is not None and quote.end() <= place:
+        while quote is not None and quote[1] <= place:
             quote = next(quotes, None)
-        if quote is None or place <= quote.start():
+        if quote is None or place <= quote[0]:
             yield place
+
+
+@functools.lru_cache(maxsize=8)
+def _quotes_in(text: str) -> Tuple[Tuple[int, int], ...]:
+    return tuple(match.span() for match in _QUOTED.finditer(text))
 
 
 def without_numbers(text: bytes) -> bytes:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Iterator, Optional
+from typing import Iterator, NamedTuple, Optional
 
 from lamplighter.node.log.rules import Rules, outside_quotes
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Part of a piece, from a prefix on; ``who`` is None without one and may be "" with one that names nobody.
 
     ``source``: whose stream of several that a carrier has put into one.

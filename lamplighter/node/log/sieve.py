@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Callable, Deque, Dict, Iterable, List, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Set, Tuple
 
 from lamplighter.node.log.rules import Interest, Rules, shape_of
 
@@ -28,34 +28,47 @@ class Sieve:
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
         self._known: Dict[bytes, Tuple[Interest, ...]] = {}
+        self._all = tuple(rules.interests)
+        #: Those that can match in a long piece of the region that is being read.
+        self._possible = self._all
 
     def is_worth_reading(self, region: bytes, is_wanted: Callable[[Interest], bool]) -> bool:
         """Whether any piece of a region may match a pattern that is wanted."""
-        shapes = set(shape_of(plain(region)).replace(b"\r", b"\n").split(b"\n"))
-        if max(map(len, shapes)) >= TEXT_CHARACTERS:
-            return True
+        clean = plain(region)
+        shapes = set(shape_of(clean).replace(b"\r", b"\n").split(b"\n"))
+        long = {each for each in shapes if len(each) >= TEXT_CHARACTERS}
+        self._possible = _occurring(self._all, clean) if long else self._all
+        self._learn(shapes - long)
+        return bool(long) or any(is_wanted(each) for shape in shapes for each in self._known[shape])
+
+    def _learn(self, shapes: Set[bytes]) -> None:
         if len(self._known) > MOST_SHAPES:
             self._known.clear()
         fresh = [each for each in shapes if each not in self._known]
         if fresh:
             text = b"\n".join(fresh)
-            found = [each for each in self._rules.interests if each.shape is None or each.shape in text]
+            found = [each for each in self._all if each.shape is None or each.shape in text]
             for shape in fresh:
                 self._known[shape] = tuple([each for each in found if each.shape is None or each.shape in shape])
-        return any(is_wanted(each) for shape in shapes for each in self._known[shape])
 
-    def interests(self, clean: bytes) -> List[Interest]:
+    def end_region(self) -> None:
+        self._possible = self._all
+
+    def interests(self, clean: bytes) -> Tuple[Interest, ...]:
         """The patterns that can match in a piece without colours."""
-        possible: Iterable[Interest] = self._rules.interests
+        possible = self._possible
         if len(clean) < TEXT_CHARACTERS:
             possible = self._known.get(shape_of(clean), possible)
-        return [each for each in possible if each.needs is None or each.needs in clean]
+        return _occurring(possible, clean)
 
     @property
     def size(self) -> int:
         return sum(map(len, self._known))
+
+
+def _occurring(interests: Iterable[Interest], text: bytes) -> Tuple[Interest, ...]:
+    return tuple([each for each in interests if each.needs is None or each.needs in text])
 
 
 class Tail:

@@ -77,14 +77,14 @@ class Verdict:
     @property
     def is_fatal(self) -> bool:
         """Whether no server survives what was found, whatever its processes do."""
-        strong = (each for each in self._candidates if not each.is_quiet and not each.signature.survivable)
-        return self._found.wrapper is not None or any(not each.is_benign for each in strong)
+        shown = (each for each in self._candidates if _shows_a_failure(each) and not each.signature.survivable)
+        return self._found.wrapper is not None or any(shown)
 
     def said(self, diagnosis: Diagnosis) -> Diagnosis:
         """``diagnosis`` with the outcome, and for a failure all that explains it."""
         if not self._failed:
             outcome = "ready" if self.is_ready else "running"
-            return dataclasses.replace(diagnosis, outcome=outcome, phase=self.phase, rule=self._start.ready_rule)
+            return dataclasses.replace(diagnosis, outcome=outcome, phase=self.phase, rule=self._start.phase_rule)
         best = self._best()
         place = best.place if best is not None else self._unknown()
         is_weak = best is None or best.signature.consequence or best.signature.vague
@@ -120,7 +120,7 @@ class Verdict:
 
     def _is_strong(self, match: Match) -> bool:
         """Whether the match alone shows a failure: not a mere warning, nor something the start went on after."""
-        return not match.is_quiet and not match.is_benign and not self._was_survived(match)
+        return _shows_a_failure(match) and not self._was_survived(match)
 
     # -- what explains it
 
@@ -213,6 +213,11 @@ class Verdict:
         beside = self._rules.advice_in(place.text)
         listed = [text for order, text in self._found.advice if abs(order - place.order) <= ADVICE_APART]
         return " ".join(dict.fromkeys(beside or listed))[:MOST_ADVICE].replace("{", "(").replace("}", ")")
+
+
+def _shows_a_failure(match: Match) -> bool:
+    """Whether it is more than a warning, and may be one by itself."""
+    return not (match.is_quiet or match.is_benign or match.signature.passive)
 
 
 def _says_more(match: Match, best: Match) -> bool:

@@ -13,21 +13,22 @@ A file may hold several starts, one behind the other: the last is the one that c
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Pattern, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from lamplighter.node.events import PHASES
-from lamplighter.node.log.envelope import Envelopes
+from lamplighter.node.log.envelope import Envelopes, learn
 from lamplighter.node.log.findings import ADVICE_CHARACTERS, MOST_ADVICE, MOST_RANKS, Findings, Match, Place, Start
 from lamplighter.node.log.rules import (
+    ALIKE_CHARACTERS,
     CHAIN,
     CONTEXT,
     ENDING,
     FAILURE,
     LIST,
     MEASURE,
+    MOST_ALIKE,
     PERCENT,
     PHASE,
     PID,
@@ -61,6 +62,8 @@ OUTSIDE_PIECES = 12
 ADVICE_PIECES = 8
 ABOVE_PIECES = 1000
 
+ByKind = Mapping[int, Sequence[Interest]]
+
 
 @dataclasses.dataclass(frozen=True)
 class LogEvent:
@@ -78,7 +81,7 @@ class LogWatch:
 
     ``engine`` is a compiled engine.yml, ``version`` the engine's if it is told (else the log may tell it), ``own_pids``
     are processes known to be the server's (more may be added to the attribute): an out-of-memory line that names one of
-    them accuses nobody else. ``envelopes``: what stands before each line, as learnt from the log.
+    them accuses nobody else. ``is_whole``: the log is known to begin with a start, so that no cause can stand above it.
     """
 
     def __init__(
@@ -86,22 +89,25 @@ class LogWatch:
         engine: Mapping[str, Any],
         version: Optional[str] = None,
         own_pids: Iterable[int] = (),
-        envelopes: Iterable[Pattern[str]] = (),
+        *,
+        is_whole: bool = False,
     ) -> None:
         self.engine = engine
         self.version = version
         self.own_pids: Set[int] = set(own_pids)
         self._is_version_told = version is not None
         self._rules = Rules(engine)
-        self._envelopes = Envelopes(self._rules, envelopes)
+        self._envelopes = Envelopes(self._rules)
         self._sieve = Sieve(self._rules)
         self._tail = Tail(self._rules)
+        self._known_segments: Dict[Tuple[bytes, bool], Tuple[Segment, ...]] = {}
         self._partial = bytearray()
         self._continued = False
         self._line = 1
         self._order = 0
         self._finished = False
         self._start = Start(self._rules)
+        self._start.is_whole = is_whole
         self._starts = 0
         self._earlier: Optional[Start] = None
         self._advised_until = 0
@@ -186,6 +192,10 @@ class LogWatch:
 
     # -- feeding
 
+    def learn(self, text: str) -> None:
+        """Learn from the beginning of a log what stands before each of its lines. To be called before ``feed``."""
+        self._envelopes = Envelopes(self._rules, learn(text, self._rules))
+
     def feed(self, data: bytes, at: Optional[float] = None) -> List[LogEvent]:
         """Take in more of the log and return the news. ``at`` (seconds of any steady clock) times the phases better
         than the log's own stamps, which some engines do not print.
@@ -253,6 +263,7 @@ class LogWatch:
                     self._whole(piece, b"\n")
             if not is_last:
                 self._line += 1
+        self._sieve.end_region()
 
     def _is_said_again(self, piece: bytes, following: bytes) -> bool:
         """Whether the next state of a progress bar says all that this one does, with other numbers."""
@@ -338,30 +349,40 @@ class LogWatch:
             return
         if not clean.strip():
             return
-        text, source = self._envelopes.opened(clean.decode("utf-8", "replace"))
-        if not start.is_ready and len(self.own_pids) < MOST_PIDS:
-            self._note_pids(text, hits)
-        if not start.tracebacks.closely and all(each.kind == PID for each in hits):
+        segments = self._segments(clean)
+        beginnings, by_kind = [each for each in hits if each.may_begin], _by_kind(hits)
+        if PID in by_kind and not start.is_ready and len(self.own_pids) < MOST_PIDS:
+            self._note_pids("".join(each.text for each in segments), by_kind[PID])
+        if not start.tracebacks.closely and by_kind.keys() <= {PID}:
             return
-        for segment in cut(text, source, self._rules, start.is_ready):
-            self._segment(segment, hits)
+        for segment in segments:
+            self._segment(segment, beginnings, by_kind)
 
-    def _note_pids(self, text: str, hits: List[Interest]) -> None:
-        for each in hits:
-            if each.kind == PID:
-                for match in each.regex.finditer(text):
-                    self.own_pids.add(int(match.group("pid")))
+    def _segments(self, clean: bytes) -> Tuple[Segment, ...]:
+        """The parts of a piece without its envelope. Ranks that fail alike write the same lines."""
+        known, is_ready = self._known_segments, self._start.is_ready
+        found = known.get((clean, is_ready))
+        if found is None:
+            text, source = self._envelopes.opened(clean.decode("utf-8", "replace"))
+            found = tuple(cut(text, source, self._rules, is_ready))
+            if len(clean) <= ALIKE_CHARACTERS:
+                if len(known) >= MOST_ALIKE:
+                    known.clear()
+                known[clean, is_ready] = found
+        return found
 
-    def _segment(self, segment: Segment, hits: List[Interest]) -> None:
+    def _note_pids(self, text: str, interests: Sequence[Interest]) -> None:
+        for each in interests:
+            for match in each.regex.finditer(text):
+                self.own_pids.add(int(match.group("pid")))
+
+    def _segment(self, segment: Segment, beginnings: Sequence[Interest], by_kind: ByKind) -> None:
         if not segment.body.strip():
             return
-        if any(self._begins(segment, each) for each in hits):
+        if any(self._begins(segment, each) for each in beginnings):
             self._begin_another(segment)
-            hits = self._interests(segment.text.encode())
-        by_kind: Dict[int, List[Interest]] = collections.defaultdict(list)
-        for each in hits:
-            by_kind[each.kind].append(each)
-        for each in by_kind[WORK]:
+            by_kind = _by_kind(self._interests(segment.text.encode()))
+        for each in by_kind.get(WORK, ()):
             if self._find(each, segment.text) is not None:
                 self._go_on(segment, each)
                 break
@@ -371,64 +392,64 @@ class LogWatch:
             latest = self._start.tracebacks.latest(segment)
             rank = latest.rank if latest is not None else None
         if part == FRAME and block is not None:
-            self._read_source(segment, rank, block, by_kind[FAILURE])
+            self._read_source(segment, rank, block, by_kind.get(FAILURE, ()))
             return
-        self._note_what_it_says(segment, by_kind)
+        if by_kind:
+            self._note_what_it_says(segment, by_kind)
         if part == END and block is not None:
             self._note_sentence(segment, block)
-        self._note_troubles(segment, rank, by_kind, part == END)
+        if by_kind or self._order <= self._advised_until:
+            self._note_troubles(segment, rank, by_kind, part == END)
         if part == END and block is not None and block.is_bare:
             self._add_pending(block, segment.body.strip())
 
-    def _note_what_it_says(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> None:
+    def _note_what_it_says(self, segment: Segment, by_kind: ByKind) -> None:
         """Versions, phases, percents and measures."""
         start = self._start
-        for each in by_kind[VERSION]:
+        for each in by_kind.get(VERSION, ()):
             match = each.regex.search(segment.text)
             if match is not None and self.version is None:
                 self.version = match.group("version")
         if not start.is_ready:
-            self._mark_phase(segment, by_kind[PHASE])
-            self._mark_percent(segment, by_kind[PERCENT])
-        for each in by_kind[MEASURE]:
+            self._mark_phase(segment, by_kind.get(PHASE, ()))
+            self._mark_percent(segment, by_kind.get(PERCENT, ()))
+        for each in by_kind.get(MEASURE, ()):
             match = each.regex.search(segment.text)
             if match is not None and each.name not in start.measures:
                 start.measures[each.name] = float(match.group("value").replace(",", ""))
 
-    def _note_troubles(
-        self, segment: Segment, rank: Optional[int], by_kind: Mapping[int, List[Interest]], is_sentence: bool
-    ) -> None:
+    def _note_troubles(self, segment: Segment, rank: Optional[int], by_kind: ByKind, is_sentence: bool) -> None:
         """Ends, warnings, failures and what wraps them. Of benign lines only the sentence of a traceback counts."""
         start, found, text = self._start, self._start.found, segment.text
         place = Place(self._order, self._line, _around(text, 0), rank)
-        for each in by_kind[ENDING]:
+        for each in by_kind.get(ENDING, ()):
             if found.ended is None and not found.stopping and self._find(each, text) is not None:
                 found.ended = dataclasses.replace(place, rule=each.rule)
         is_benign = self._rules.is_benign(text)
         if is_benign and not is_sentence:
             return
-        for each in by_kind[WARNING]:
+        for each in by_kind.get(WARNING, ()):
             match = None if each.name in start.warnings else each.regex.search(text)
             if match is not None:
                 start.warnings[each.name] = _around(text, match.start(), WARNING_CHARACTERS)
-        for each in by_kind[STOPPING]:
+        for each in by_kind.get(STOPPING, ()):
             if self._find(each, text) is not None:
                 found.stopping = True
-        for each in by_kind[CONTEXT]:
+        for each in by_kind.get(CONTEXT, ()):
             at = self._find(each, text)
             if at is not None:
                 start.note_context(each.regex.pattern, place)
-        self._note_advice(segment, by_kind[LIST])
+        self._note_advice(segment, by_kind.get(LIST, ()))
         is_quiet = self._rules.is_quiet(text)
-        for failure in self._failures(segment, rank, by_kind[FAILURE], is_quiet, is_benign):
+        for failure in self._failures(segment, rank, by_kind.get(FAILURE, ()), is_quiet, is_benign):
             if not found.has(failure.signature) and not (is_quiet or is_benign):
                 self._tell("failure", failure.place.rank, failure.place.text)
             found.add(failure)
             found.silences[failure.signature.index] += 1
         if not is_quiet and not found.stopping:
-            self._note_wrapper(place, text, by_kind[WRAPPER])
+            self._note_wrapper(place, text, by_kind.get(WRAPPER, ()))
 
-    def _note_wrapper(self, place: Place, text: str, interests: List[Interest]) -> None:
+    def _note_wrapper(self, place: Place, text: str, interests: Sequence[Interest]) -> None:
         found = self._start.found
         for each in interests:
             if self._find(each, text) is not None:
@@ -442,11 +463,12 @@ class LogWatch:
         """The last line above the words of an end in which a library outside of Python tells of an error."""
         for line, text in self._tail.before(OUTSIDE_PIECES):
             own, _ = self._envelopes.opened(text)
-            if self._rules.is_outside(own) and not self._rules.is_benign(own) and not self._rules.is_quiet(own):
-                return Place(place.order, line, _around(own, 0), place.rank)
+            rule = self._rules.outside_rule(own)
+            if rule is not None and not self._rules.is_no_cause(own):
+                return Place(place.order, line, _around(own, 0), place.rank, rule)
         return None
 
-    def _note_advice(self, segment: Segment, lists: List[Interest]) -> None:
+    def _note_advice(self, segment: Segment, lists: Sequence[Interest]) -> None:
         """Keep the items of a list in which the engine says what to try."""
         if any(self._find(each, segment.text) is not None for each in lists):
             self._advised_until = self._order + ADVICE_PIECES
@@ -508,7 +530,7 @@ class LogWatch:
             elif work.name == "ready":  # the log begins behind its ready line
                 self._enter("ready", segment)
                 start.is_ready = True
-                start.ready_rule = work.rule
+                start.phase_rule = work.rule
             return
         start.after.outlive(self._order)
         if start.after.outlived > MOST_CROSSING:
@@ -526,13 +548,13 @@ class LogWatch:
 
     # -- tracebacks
 
-    def _follow_traceback(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> Tuple[int, Optional[Block]]:
+    def _follow_traceback(self, segment: Segment, by_kind: ByKind) -> Tuple[int, Optional[Block]]:
         start = self._start
         part, block = start.tracebacks.follow(
             segment,
             segment.text[:TEXT_CHARACTERS],
-            is_head=any(self._find(each, segment.text) is not None for each in by_kind[HEAD_LINE]),
-            is_chain=any(each.regex.search(segment.text) for each in by_kind[CHAIN]),
+            is_head=any(self._find(each, segment.text) is not None for each in by_kind.get(HEAD_LINE, ())),
+            is_chain=any(each.regex.search(segment.text) for each in by_kind.get(CHAIN, ())),
         )
         if part == GOES_ON and not self._tells_of_an_end(segment, by_kind):
             start.is_dying = False
@@ -540,15 +562,16 @@ class LogWatch:
             self._continue_sentence(segment)
         return part, block
 
-    def _tells_of_an_end(self, segment: Segment, by_kind: Mapping[int, List[Interest]]) -> bool:
+    def _tells_of_an_end(self, segment: Segment, by_kind: ByKind) -> bool:
         """Whether the line belongs to an end: it is no sign that the server goes on behind its traceback."""
-        ends = (*by_kind[ENDING], *by_kind[WRAPPER], *by_kind[STOPPING])
+        ends = (*by_kind.get(ENDING, ()), *by_kind.get(WRAPPER, ()), *by_kind.get(STOPPING, ()))
         return self._rules.is_benign(segment.text) or any(self._find(each, segment.text) is not None for each in ends)
 
     def _continue_sentence(self, segment: Segment) -> None:
-        """An exception's first line may only announce what the next one says."""
+        """An exception's first line may only announce what the next one says, which is indented, or follows a colon."""
         error = self._start.found.error
-        if error is None or not segment.is_indented or not segment.body.strip(" ^~|"):
+        goes_on = error is not None and (segment.is_indented or error.text.endswith(":"))
+        if error is None or not goes_on or not segment.body.strip(" ^~|"):
             return
         text = f"{error.text} {segment.body.strip()}"[:TEXT_CHARACTERS]
         self._start.found.error = dataclasses.replace(error, text=text)
@@ -561,7 +584,7 @@ class LogWatch:
         text = _around(segment.text, 0)
         if block.is_bare and block.source:
             text = f"{block.source[: TEXT_CHARACTERS // 4]} … {text}"
-        place = Place(self._order, self._line, text, rank)
+        place = Place(self._order, self._line, text, rank, self._rules.sentence_rule(body))
         is_consequence = self._rules.is_consequence(body)
         if self._earlier is not None and start.phase is None and is_consequence:
             self._take_up_earlier(segment)  # it was told to end: that is no start
@@ -572,9 +595,9 @@ class LogWatch:
         elif found.error is None or start.is_past(found.error, found.error_markers):
             found.error, found.error_markers = place, start.progress(rank)
 
-    def _read_source(self, segment: Segment, rank: Optional[int], block: Block, interests: List[Interest]) -> None:
+    def _read_source(self, segment: Segment, rank: Optional[int], block: Block, interests: Sequence[Interest]) -> None:
         """A source line proves nothing, unless the sentence below it says nothing."""
-        if len(block.pending) < MOST_PENDING:
+        if interests and len(block.pending) < MOST_PENDING:
             block.pending += self._failures(segment, rank, interests, self._rules.is_quiet(segment.text), False)
 
     def _add_pending(self, block: Block, sentence: str) -> None:
@@ -588,7 +611,7 @@ class LogWatch:
 
     # -- phases
 
-    def _mark_phase(self, segment: Segment, interests: List[Interest]) -> None:
+    def _mark_phase(self, segment: Segment, interests: Sequence[Interest]) -> None:
         start = self._start
         last: Tuple[int, Optional[Interest]] = (-1, None)
         for each in interests:
@@ -600,6 +623,7 @@ class LogWatch:
         if last[1] is None:
             return
         phase = last[1].name
+        start.phase_rule = last[1].rule
         start.mark(segment.rank)
         start.is_dying = False
         start.found.ended = None
@@ -614,7 +638,6 @@ class LogWatch:
                 phase = "http"
             else:
                 start.is_ready = True
-                start.ready_rule = last[1].rule
         if segment.rank is not None and (segment.rank in start.ranks or len(start.ranks) < MOST_RANKS):
             start.ranks[segment.rank] = phase
         self._enter(phase, segment)
@@ -627,7 +650,7 @@ class LogWatch:
             start.percent = None
             self._tell("phase", segment.rank, segment.text)
 
-    def _mark_percent(self, segment: Segment, interests: List[Interest]) -> None:
+    def _mark_percent(self, segment: Segment, interests: Sequence[Interest]) -> None:
         found: Tuple[int, Optional[float]] = (-1, None)
         for each in interests:
             for match in each.regex.finditer(segment.text):
@@ -641,7 +664,7 @@ class LogWatch:
     # -- failures
 
     def _failures(
-        self, segment: Segment, rank: Optional[int], interests: List[Interest], is_quiet: bool, is_benign: bool
+        self, segment: Segment, rank: Optional[int], interests: Sequence[Interest], is_quiet: bool, is_benign: bool
     ) -> List[Match]:
         """The failures that a line tells of: one of each signature that has room for it."""
         start = self._start
@@ -670,7 +693,7 @@ class LogWatch:
             return False
         if signature.early and start.is_ready:
             return False  # it would have been another start's
-        if signature.only == "loading" and (start.is_ready or start.phase is None):
+        if signature.only == "loading" and not start.is_loading:
             return False
         if signature.only == "serving" and not start.is_ready:
             return False
@@ -706,6 +729,13 @@ class LogWatch:
 
     def _tell(self, kind: str, rank: Optional[int], text: str) -> None:
         self._events.append(LogEvent(kind, self.phase, self.percent, rank, text.strip()[:TEXT_CHARACTERS]))
+
+
+def _by_kind(hits: Iterable[Interest]) -> ByKind:
+    by_kind: Dict[int, List[Interest]] = {}
+    for each in hits:
+        by_kind.setdefault(each.kind, []).append(each)
+    return by_kind
 
 
 def _regions(data: bytes) -> Iterator[bytes]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import Any, BinaryIO, Iterator, List, Mapping, Optional, Union
 
-from lamplighter.node.log.envelope import learn
-from lamplighter.node.log.rules import Rules, outside_quotes
+from lamplighter.node.log.rules import outside_quotes
 from lamplighter.node.log.sieve import plain
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.watch import SLICE_BYTES, WINDOW_BYTES, LogWatch
 
 DETECT_BYTES = 256 * 1024
+#: So many places of a mark are looked at: some may be in what clients sent.
+MOST_MARKS = 20
 
 
 def diagnose_log(
@@ -37,7 +39,8 @@ def diagnose_log(
     name = engine if engine is not None else guess_engine(text, engines)
     # An unknown engine is read with the wording that knows most: the others share the general signatures.
     rules = engines[name] if name is not None else max(engines.values(), key=lambda each: len(each.get("failures", ())))
-    watch = LogWatch(rules, version, envelopes=learn(text, Rules(rules)))
+    watch = LogWatch(rules, version)
+    watch.learn(text)
     for block in first:
         watch.feed(block)
     for block in blocks:
@@ -49,8 +52,9 @@ def diagnose_log(
 def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
     """The engine whose marks are found most often in the beginning of a log; None without any.
 
-    Of an engine and one that extends it, with the same marks, the former is meant; of several starts, the last, unless
-    it died before it left any.
+    What stands in quotes, as paths in tracebacks do, counts only between equals: a client may have sent it. Of an
+    engine and one that extends it, with the same marks, the former is meant; of several starts, the last, unless it
+    died before it left any.
     """
     latest = _last_start(text, engines)
     found = _most_marked(text[latest:], engines) if latest is not None else None
@@ -59,10 +63,14 @@ def guess_engine(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optiona
 
 def _most_marked(text: str, engines: Mapping[str, Mapping[str, Any]]) -> Optional[str]:
     best: Optional[str] = None
-    best_score = (0, 0)
+    best_score = (0, 0, 0)
     for name, rules in engines.items():
-        hits = sum(min(3, sum(1 for _ in re.finditer(mark, text))) for mark in rules.get("detect", ()))
-        score = (hits, -len(rules.get("ancestors", ())))
+        own = hits = 0
+        for mark in rules.get("detect", ()):
+            places = [match.start() for match in itertools.islice(re.finditer(mark, text), MOST_MARKS)]
+            own += min(3, sum(_is_own_word(text, place) for place in places))
+            hits += min(3, len(places))
+        score = (own, hits, -len(rules.get("ancestors", ())))
         if hits and (best is None or score > best_score):
             best, best_score = name, score
     return best

@@ -72,6 +72,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         port=run.plan.port,
         since=verdict.since,
         signal=verdict.status.signal if verdict.status else None,
+        has_ended=verdict.crashed,
         pids=verdict.own_pids,
         uuids=run.uuids,
         environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},

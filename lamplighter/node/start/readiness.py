@@ -165,7 +165,7 @@ class _Watch:
         self.began = now
         self.settle = float(engine.get("settle") or SETTLE_SECONDS)
         self.log = LogFile(launch.log, launched.log_from)
-        self.watched = LogWatch(engine, plan.engine_version)
+        self.watched = LogWatch(engine, plan.engine_version, is_whole=True)
         self.main = processes.Handle.open(launched.main)
         self.crew = _Crew(engine, launched)
         self.gpus = GpuSampler(uuids)
@@ -491,9 +491,6 @@ class _Watch:
         found = self.watched.diagnosis(exited=crashed)
         if found.cause is None and self.log.skipped:
             found = self._read_again(crashed) or found
-        if found.cause_above:  # the log of a launch begins with it: nothing stands above
-            hint_of_found = self.watched.hint_of(found.cause) if found.cause is not None else ""
-            found = dataclasses.replace(found, cause_above=False, hint=hint_of_found)
         if found.cause is None or cause in OUR_OWN:
             own = found.cause != cause
             found = dataclasses.replace(
@@ -517,7 +514,8 @@ class _Watch:
 
     def _read_again(self, crashed: bool) -> Optional[Diagnosis]:
         """Look for the cause in what was skipped, from the beginning and for a while; None without one there."""
-        log, watched = LogFile(self.launch.log, self.launched.log_from, may_skip=False), LogWatch(self.engine)
+        log = LogFile(self.launch.log, self.launched.log_from, may_skip=False)
+        watched = LogWatch(self.engine, is_whole=True)
         watched.own_pids.update(self.crew.ever)
         end = time.thread_time() + READ_AGAIN_SECONDS
         while time.thread_time() < end and (data := log.new()):
