@@ -233,6 +233,7 @@ def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
         "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
         "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
+        "overwrites": [_Overwrite.model_validate(each).model_dump() for each in merged.get("overwrites") or ()],
     }
 
 
@@ -394,13 +395,28 @@ class _Stop(_Part):
     signal: Literal["TERM", "INT"] = "TERM"
 
 
+Flags = tuple[Annotated[StrictStr, Field(pattern=r"^-{1,2}[a-z][a-z0-9-]*$")], ...]
+
+
+class _Loss(_Part):
+    """What becomes of a value of ours, for `lint`: roles/sglang/engine.yml says what each field means."""
+
+    id: Annotated[StrictStr, Field(pattern=r"^L\d+$")]
+    value: StrictStr | None = None
+    by_flag: dict[StrictStr, StrictStr | None] = {}
+    when: Flags = ()
+    ranks: StrictBool = False
+    env: dict[StrictStr, StrictStr] = {}
+    against: tuple[StrictStr, ...] = ()
+    plain: Literal["error", "warning"]
+    forced: Literal["error", "warning"] | None = None
+
+
 class _Overwrite(_Part):
     name: StrictStr
     effect: StrictStr
     versions: Annotated[StrictStr, Field(pattern=r"^(\*|(<=|>=|<|>|==)\d[\w.]*(,(<=|>=|<|>|==)\d[\w.]*)*)$")] = "*"
-
-
-Flags = tuple[Annotated[StrictStr, Field(pattern=r"^-{1,2}[a-z][a-z0-9-]*$")], ...]
+    lint: _Loss | None = None
 
 
 class _Room(_Part):

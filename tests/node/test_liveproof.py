@@ -15,7 +15,7 @@ import pytest
 from lamplighter.node import liveproof
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.liveproof import CARRIES, DIFFERS, INCONCLUSIVE, Expected, prove_live
-from lamplighter.node.observe import environ, nccl
+from lamplighter.node.observe import environ, nccl, versions
 from lamplighter.node.observe.processes import Process
 from tests.node.living import Living, process_of
 from tests.unit.test_release import release
@@ -292,7 +292,7 @@ def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: 
     ],
 )
 def test_version_ranges(version: str | None, wanted: str, is_in: bool) -> None:
-    assert liveproof.is_version_in(version, wanted) == is_in
+    assert versions.is_version_in(version, wanted) == is_in
 
 
 # -- what NCCL says

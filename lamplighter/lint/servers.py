@@ -1,0 +1,76 @@
+"""What the rules find at the servers of a host, with its places, but for what the inventory ignores. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lamplighter.inventory import Host, Ignored, Server
+from lamplighter.inventory.values import Lint, did_you_mean
+from lamplighter.lint.knowledge import load_knowledge
+from lamplighter.lint.rules import RULES, inspect
+from lamplighter.lint.view import Entry, Finding, View, error, warning
+from lamplighter.release.engine import Engine, load_engine
+from lamplighter.release.release import server_plan
+
+
+def lint_servers(host: Host, servers: Iterable[Server], roles: Path) -> list[Lint]:
+    """What is wrong with these servers of ``host``, by place. Raises InventoryError for what cannot be looked at."""
+    found = [lint for server in servers for lint in _lint(host, server, load_engine(server.engine, roles), roles)]
+    return [replace(lint, level="error") for lint in found] if host.is_strict else found
+
+
+def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[Lint]:
+    found = inspect(view_of(host, server, engine, roles))
+    for finding in (*_heeded(server, found), *_idle(server, found)):
+        path = f"servers.{server.name}.{_setting(server, finding.name)}"
+        yield Lint(finding.id, path, finding.message, host.origin(path), finding.level, finding.instead)
+
+
+def view_of(host: Host, server: Server, engine: Engine, roles: Path) -> View:
+    """The server as the rules see it."""
+    plan = server_plan(host, server, engine)
+    values = {name: plan[name] for name in ("model", "served_name", "host")} | {"port": str(server.port)}
+    return View(
+        engine.compiled,
+        load_knowledge(roles, (engine.name, *engine.compiled["ancestors"])),
+        tuple(plan["argv"][len(engine.launch["command"]) :]),
+        {name: Entry(None) for name in server.secrets}
+        | {name: Entry(each.value, each.mode == "force") for name, each in server.env.items()},
+        server.engine_version,
+        tuple(str(word) for word in server.extra_args),
+        {flag: (setting, values[setting]) for setting, flag in engine.launch["flags"].items() if flag},
+        None if server.gpus == "all" else len(server.gpus),
+        server.nccl_proof,
+    )
+
+
+def _heeded(server: Server, found: Sequence[Finding]) -> list[Finding]:
+    return [each for each in found if not any(_is_meant(ignored, each) for ignored in server.lint.ignore)]
+
+
+def _is_meant(ignored: Ignored, finding: Finding) -> bool:
+    return ignored.id == finding.id and ignored.variable in (None, finding.name)
+
+
+def _idle(server: Server, found: Sequence[Finding]) -> Iterator[Finding]:
+    """L37: an ``ignore`` of a rule that is not there, or that has found nothing."""
+    for ignored in server.lint.ignore:
+        if ignored.id not in RULES:
+            yield error("L37", "lint.ignore", f"there is no rule {ignored.id}{did_you_mean(ignored.id, RULES)}")
+        elif not any(_is_meant(ignored, each) for each in found):
+            about = f" about {ignored.variable}" if ignored.variable else ""
+            yield warning("L37", "lint.ignore", f"{ignored.id} finds nothing{about} any more", "remove it")
+
+
+def _setting(server: Server, name: str) -> str:
+    """Where a variable or a flag of a finding is said."""
+    if name in server.env:
+        return f"env.{name}"
+    if name in server.secrets:
+        return f"secrets.{name}"
+    if not name.startswith("-"):
+        return name
+    given = next((each for each in server.args if f"--{each.replace('_', '-')}" == name.replace("_", "-")), None)
+    return f"args.{given}" if given is not None and name not in server.extra_args else "extra_args"

@@ -1,0 +1,114 @@
+"""Lint before anything is opened: what refuses a deploy, and the task with its report for people or as SARIF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote
+
+from invoke.exceptions import Exit as Leave
+
+import lamplighter
+from lamplighter.errors import UsageError
+from lamplighter.inventory import Host, Server
+from lamplighter.inventory.values import Lint, Origin, Problems
+from lamplighter.lint import RULES, lint_servers
+from lamplighter.node.events import Exit
+from lamplighter.paths import replace_file
+from lamplighter.report.wording import plural
+from lamplighter.run import verify
+
+if TYPE_CHECKING:
+    from sarif_pydantic import Location
+
+    from lamplighter.run.command import Settings
+
+FORMATS = ("text", "sarif")
+#: How a report of ours begins.
+_SARIF = re.compile(rb"\s*\{.{0,400}\"(?:version\"\s*:\s*\"2\.1|\$schema\"[^,]{0,200}sarif)", re.DOTALL)
+
+
+def refuse(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> list[Lint]:
+    """The warnings of these servers, each once. Raises InventoryError with all errors, where there are some."""
+    found = _lint_all(chosen, project)
+    problems = Problems()
+    for lint in found:
+        if lint.level == "error":
+            problems.add(lint.origin, f"{lint.what} ({lint.id})")
+    problems.raise_if_any("docs/lint.md explains each rule, and how one is ignored with a reason")
+    return found
+
+
+def _lint_all(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> list[Lint]:
+    found = [lint for host, servers in chosen for lint in lint_servers(host, servers, project / "roles")]
+    return list(dict.fromkeys(found))
+
+
+def report(settings: Settings, patterns: Sequence[str], server: str | None, kind: str, out: str | None) -> NoReturn:
+    """Lint the servers of the hosts, of all where none is named, say what was found and leave: 2 where errors are."""
+    from lamplighter.run import command
+
+    with command.guarded(settings):
+        if kind not in FORMATS:
+            raise UsageError(f"--format {kind}: there is no such format", next_step=f"write {' or '.join(FORMATS)}")
+        if out is not None and kind != "sarif":
+            raise UsageError("--out is for --format sarif", next_step="./inv lint > FILE")
+        place = None if out is None else verify.place_of_report(out, "--out", _SARIF, "SARIF")
+        inventory = settings.load()
+        hosts = inventory.resolve(inventory.select(patterns or ["all"]))
+        chosen = [(host, [each for each in host.servers.values() if server in (None, each.name)]) for host in hosts]
+        found = list(
+            dict.fromkeys([*(lint for host in hosts for lint in host.warnings), *_lint_all(chosen, command.PROJECT)])
+        )
+        if place is not None:
+            _write(place, sarif(found))
+        else:
+            command.say(sarif(found) if kind == "sarif" else text(found, sum(len(servers) for _, servers in chosen)))
+        raise Leave(code=Exit.USAGE if any(lint.level == "error" for lint in found) else Exit.OK)
+    raise AssertionError  # guarded() lets nothing else through
+
+
+def _write(place: Path, report: str) -> None:
+    try:
+        replace_file(place, report.encode())
+    except OSError as error:
+        raise UsageError(f"--out {place}: {error.strerror}") from error
+
+
+def text(found: Sequence[Lint], servers: int) -> str:
+    """One finding a line, as compilers write them, and the count."""
+    lines = [f"{lint.origin}: {lint.level}: {lint.what} ({lint.id})" for lint in sorted(found, key=_place)]
+    errors = sum(lint.level == "error" for lint in found)
+    counts = f"{plural(errors, 'error')}, {plural(len(found) - errors, 'warning')} in {plural(servers, 'server')}"
+    return "\n".join([*lines, counts])
+
+
+def _place(lint: Lint) -> Origin:
+    return lint.origin or Origin("")
+
+
+def sarif(found: Sequence[Lint]) -> str:
+    """The findings as SARIF 2.1.0, which forges show beside the lines."""
+    from sarif_pydantic import Level, Message, ReportingDescriptor, Result, Run, Sarif, Tool, ToolDriver
+
+    ids = sorted({lint.id for lint in found}, key=lambda each: (len(each), each))
+    about = [ReportingDescriptor(id=each, short_description=Message(text=RULES.get(each, each))) for each in ids]
+    driver = ToolDriver(name="lamplighter lint", version=lamplighter.__version__, rules=about)
+    results = [
+        Result(rule_id=lint.id, level=Level(lint.level), message=Message(text=lint.what), locations=_locations(lint))
+        for lint in sorted(found, key=_place)
+    ]
+    whole = Sarif(runs=[Run(tool=Tool(driver=driver), results=results)])
+    return str(whole.model_dump_json(by_alias=True, exclude_none=True, indent=2)) + "\n"
+
+
+def _locations(lint: Lint) -> list[Location]:
+    from sarif_pydantic import ArtifactLocation, Location, PhysicalLocation, Region
+
+    if lint.origin is None:
+        return []
+    region = Region(start_line=lint.origin.line) if lint.origin.line else None
+    place = PhysicalLocation(artifact_location=ArtifactLocation(uri=quote(lint.origin.file)), region=region)
+    return [Location(physical_location=place)]
