@@ -197,6 +197,8 @@ class Lint:
     origin: Origin | None
     level: Literal["error", "warning"] = "warning"
     instead: str = ""
+    source: str = ""
+    """Where the reason comes from."""
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.what}" if self.origin else self.what
@@ -205,12 +207,13 @@ class Lint:
     def what(self) -> str:
         """All but the place."""
         said = f"{self.variable}: {self.message}" if self.variable else self.message
-        return f"{said}; write {self.instead}" if self.instead else said
+        said += f"; instead: {self.instead}" if self.instead else ""
+        return f"{said} ({self.id}: {self.source})" if self.source else said
 
     def to_json(self) -> dict[str, str]:
         """JSON-safe; empty fields are left out, but for the contract's own."""
         found = {name: str(getattr(self, name)) for name in ("id", "level", "variable", "message", "origin")}
-        return {**found, **({"instead": self.instead} if self.instead else {})}
+        return {**found, **{name: said for name in ("instead", "source") if (said := str(getattr(self, name)))}}
 
 
 def value_of(data: object, origin: Origin, text: str | None = None) -> Value:

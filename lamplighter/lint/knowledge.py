@@ -32,8 +32,9 @@ _Model = TypeVar("_Model", bound=_Part)
 
 
 class Words(_Part):
-    """The words that a variable takes; ``old`` ones still work. ``why``: what becomes of another one."""
+    """The words that a variable takes; ``old`` ones still work. ``why``: what becomes with another one."""
 
+    what: str
     words: tuple[str, ...]
     why: str
     old: tuple[str, ...] = ()
@@ -57,9 +58,18 @@ class Nccl(_Part):
         return frozenset((*self.integers, *self.texts))
 
 
+class About(_Part):
+    """One rule: what it is about, and where that comes from. ``node``: only the node can answer."""
+
+    about: str
+    source: str
+    node: bool = False
+
+
 class Common(_Part):
     """What is known whatever the engine."""
 
+    rules: dict[str, About]
     prefixes: tuple[str, ...]
     nccl: Nccl
     words: dict[str, Words]
@@ -145,10 +155,16 @@ def load_knowledge(roles: Path, engines: tuple[str, ...]) -> Knowledge:
     files = [path for name in engines if (path := roles / name / FILE).is_file()]
     below: dict[str, Any] = {}
     for each in (_read(path, OfEngine) for path in reversed(files)):
-        said = {name: getattr(each, name) for name in each.model_fields_set}
-        lists = {name: (*below.get(name, ()), *said[name]) for name in ("flags", "variables") if name in said}
-        below |= {**said, **lists}
+        said: dict[str, Any] = {name: getattr(each, name) for name in each.model_fields_set}
+        for name in said.keys() & {"flags", "variables"}:
+            said[name] = (*below.get(name, ()), *said[name])
+        below |= said
     return Knowledge(_read(roles / COMMON / FILE, Common), OfEngine(**below))
+
+
+def load_rules(roles: Path) -> dict[str, About]:
+    """What each rule is about. Raises InventoryError."""
+    return load_knowledge(roles, ()).common.rules
 
 
 def _read(path: Path, model: type[_Model]) -> _Model:

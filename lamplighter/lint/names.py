@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
-from lamplighter.inventory.values import did_you_mean
 from lamplighter.lint.view import Finding, View, error, nearest, warning
 
 _VALID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,8 +38,9 @@ def unknown_to_nccl(view: View) -> Iterator[Finding]:
         elif meant:
             yield error("L2", name, f"NCCL ignores it without a word: its name is {meant}", meant)
         else:
-            hint = did_you_mean(name, nccl.names, 0.8)
-            yield warning("L3", name, f"NCCL {nccl.version} does not know it, and ignores it without a word{hint}")
+            close = get_close_matches(name, sorted(nccl.names), n=1, cutoff=0.8)
+            why = f"NCCL {nccl.version} does not know this name, and ignores it without a word"
+            yield warning("L3", name, why, close[0] if close else "")
 
 
 def _of_nccl(view: View) -> Iterator[str]:

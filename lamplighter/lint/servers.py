@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lamplighter.inventory import Host, Ignored, Server
 from lamplighter.inventory.values import Lint, did_you_mean
-from lamplighter.lint.knowledge import load_knowledge
-from lamplighter.lint.rules import RULES, inspect
+from lamplighter.lint.knowledge import About, load_knowledge
+from lamplighter.lint.rules import inspect
 from lamplighter.lint.view import Entry, Finding, View, error, warning
 from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import server_plan
@@ -22,10 +23,22 @@ def lint_servers(host: Host, servers: Iterable[Server], roles: Path) -> list[Lin
 
 
 def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[Lint]:
-    found = inspect(view_of(host, server, engine, roles))
-    for finding in (*_heeded(server, found), *_idle(server, found)):
-        path = f"servers.{server.name}.{_setting(server, finding.name)}"
-        yield Lint(finding.id, path, finding.message, host.origin(path), finding.level, finding.instead)
+    view = view_of(host, server, engine, roles)
+    found, rules = inspect(view), view.known.common.rules
+    for finding in (*_heeded(server, found), *_idle(server, found, rules)):
+        setting = _setting(server, finding.name)
+        path = f"servers.{server.name}.{setting}"
+        message = f"{finding.name} {finding.message}" if setting == "extra_args" else finding.message
+        source = rules[finding.id].source
+        yield Lint(finding.id, path, message, host.origin(path), finding.level, finding.instead, source)
+
+
+def lint_of_node(host: Host, server: Server, roles: Path) -> dict[str, Any]:
+    """What the node needs to look on: the names of NCCL's library to look for, and what is ignored. JSON-safe."""
+    view = view_of(host, server, load_engine(server.engine, roles), roles)
+    nccl = view.known.common.nccl
+    names = [name for name in view.env if name.startswith("NCCL_") and name not in (*nccl.torch, *nccl.gone)]
+    return {"nccl": names, "ignore": [[each.id, each.variable] for each in server.lint.ignore]}
 
 
 def view_of(host: Host, server: Server, engine: Engine, roles: Path) -> View:
@@ -54,12 +67,12 @@ def _is_meant(ignored: Ignored, finding: Finding) -> bool:
     return ignored.id == finding.id and ignored.variable in (None, finding.name)
 
 
-def _idle(server: Server, found: Sequence[Finding]) -> Iterator[Finding]:
+def _idle(server: Server, found: Sequence[Finding], rules: Mapping[str, About]) -> Iterator[Finding]:
     """L37: an ``ignore`` of a rule that is not there, or that has found nothing."""
     for ignored in server.lint.ignore:
-        if ignored.id not in RULES:
-            yield error("L37", "lint.ignore", f"there is no rule {ignored.id}{did_you_mean(ignored.id, RULES)}")
-        elif not any(_is_meant(ignored, each) for each in found):
+        if ignored.id not in rules:
+            yield error("L37", "lint.ignore", f"there is no rule {ignored.id}{did_you_mean(ignored.id, rules)}")
+        elif not rules[ignored.id].node and not any(_is_meant(ignored, each) for each in found):
             about = f" about {ignored.variable}" if ignored.variable else ""
             yield warning("L37", "lint.ignore", f"{ignored.id} finds nothing{about} any more", "remove it")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from lamplighter.lint.knowledge import Words
-from lamplighter.lint.view import Finding, View, c_number, error, warning
+from lamplighter.lint.view import Finding, View, c_number, error, nearest, warning
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)(.*)", re.DOTALL)
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "enable": "1", "enabled": "1"} | dict.fromkeys(
@@ -37,7 +37,7 @@ def _number(name: str, value: str) -> Iterator[Finding]:
         yield warning("L12", name, "has blanks around its value", text)
     found = _NUMBER.fullmatch(text)
     if found is None and text:
-        why = f"NCCL reads a number here: {text!r} is 0 to it up to version 2.30, and not set in later ones"
+        why = f"NCCL reads a number, and {text!r} is none: it counts as 0 up to version 2.30, as not set in later ones"
         yield error("L7", name, why, _SWITCHES.get(text.lower(), "a number"))
     elif found is not None and found[2]:
         why = f"NCCL reads the number and ignores what follows: {text!r} is {found[1]}"
@@ -85,15 +85,23 @@ def words(view: View) -> Iterator[Finding]:
 
 
 def _word(name: str, value: str, rule: Words) -> Iterator[Finding]:
-    shown = " ".join(rule.words)
     if value in rule.old:
-        yield warning("L14", name, f"{value!r} is not to be written any more: write {shown}")
+        yield warning("L14", name, f"{value!r} is the old way to name a {rule.what}, {_known(rule)}")
+    elif value.upper() in rule.words and not _is_one_of(value, rule):
+        why = f"{value!r} counts in upper case alone, as it stands {rule.why}"
+        yield error("L14", name, why, value.upper())
     elif not _is_one_of(value, rule):
-        if value.upper() in rule.words:
-            why = f"{value!r} is not {value.upper()}: this word counts in upper case alone; {rule.why}"
-        else:
-            why = f"{value!r} is none of {shown}: {rule.why}"
-        yield error("L14", name, why, _meant(value, rule))
+        yield _strange(name, value, rule)
+
+
+def _strange(name: str, value: str, rule: Words) -> Finding:
+    return error(
+        "L14", name, f"{value!r} is no {rule.what}, {_known(rule)}; with another {rule.why}", _meant(value, rule)
+    )
+
+
+def _known(rule: Words) -> str:
+    return f"known {'is' if len(rule.words) == 1 else 'are'} {', '.join(rule.words)}"
 
 
 def _is_one_of(value: str, rule: Words) -> bool:
@@ -102,7 +110,8 @@ def _is_one_of(value: str, rule: Words) -> bool:
 
 def _meant(value: str, rule: Words) -> str:
     by_case = {each.upper(): each for each in rule.words}
-    close = get_close_matches(value.upper(), sorted(by_case), n=1, cutoff=0.5)
+    slip = nearest(value.upper(), by_case, 1)
+    close = [slip] if slip else get_close_matches(value.upper(), sorted(by_case), n=1, cutoff=0.5)
     return by_case[close[0]] if close else ""
 
 
@@ -111,14 +120,13 @@ def _list(view: View, name: str, value: str, rule: Words) -> Iterator[Finding]:
     for place, part in enumerate(value.split(";")):
         function, colon, listed = part.rpartition(":")
         if colon and function.lower() not in view.known.common.functions:
-            shown = " ".join(view.known.common.functions)
-            yield error("L14", name, f"{function!r} is none of the functions {shown}: {rule.why}")
+            shown = ", ".join(view.known.common.functions)
+            yield error("L14", name, f"{function!r} is no function, known are {shown}; with another {rule.why}")
         elif place and not colon:
-            yield error("L14", name, f"{part!r} has no FUNCTION: in front, which the first alone may lack: {rule.why}")
+            yield error("L14", name, f"{part!r} has no FUNCTION: in front, which the first alone may lack; {rule.why}")
         for token in listed.removeprefix("^").split(","):
             if not _is_one_of(token, rule) and (token or listed in ("", "^")):
-                why = f"{token!r} is none of {' '.join(rule.words)}: {rule.why}"
-                yield error("L14", name, why, _meant(token, rule))
+                yield _strange(name, token, rule)
 
 
 def low_latency_128(view: View) -> Iterator[Finding]:

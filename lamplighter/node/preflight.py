@@ -14,7 +14,19 @@ from lamplighter.node import events, freed
 from lamplighter.node.act import adopt, launcher, restarters, systemd
 from lamplighter.node.act.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ReleaseDirectory, ServerHome, all_servers, read_json
-from lamplighter.node.observe import arguments, facts, gpus, ground, holders, http, ownership, parents, ports, processes
+from lamplighter.node.observe import (
+    arguments,
+    facts,
+    gpus,
+    ground,
+    holders,
+    http,
+    ownership,
+    parents,
+    ports,
+    processes,
+    software,
+)
 from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 
@@ -44,7 +56,7 @@ def examine(
     """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python.
 
     ``host`` is how the inventory calls this node, for commands that a person can paste. ``release`` is what will be
-    started where that is on the node already; ``request`` has the secrets of one that is not, and ``checks``.
+    started where that is on the node already; ``request`` has the secrets of one that is not, ``checks``, and ``lint``.
     """
     request = request or {}
     port = _look_at_port(plan)
@@ -54,7 +66,7 @@ def examine(
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
     kept = find_restarters(plan, engine, home, claims)
     findings = [
-        *_start(plan, engine, resolved, release, request.get("secrets") or {}, stopping),
+        *_start(plan, engine, resolved, release, request, stopping),
         *_port(plan, home, port, claims),
         *_space(home),
         *ground.room_for_verify(
@@ -76,16 +88,18 @@ def _start(
     engine: Mapping[str, Any],
     resolved: gpus.Resolved,
     release: Optional[ReleaseDirectory],
-    secrets: Mapping[str, str],
+    request: Mapping[str, Any],
     stopping: Collection[int],
 ) -> Iterable[Finding]:
-    """Whether what is wanted can start here."""
+    """Whether what is wanted can start here, and what this node's software makes of it."""
     count = None if resolved.error is not None else len(resolved.uuids)
     try:
-        start = start_of(plan, engine, release, gpu_count=count, secrets=secrets)
+        start = start_of(plan, engine, release, gpu_count=count, secrets=request.get("secrets"))
     except ground.NoAnswer:
         return  # the proof that follows says what is wrong with the script, and what to do
     yield from ground.examine(start, stopping)
+    if "lint" in request:
+        yield from software.examine(start, request["lint"])
 
 
 def start_of(

@@ -24,7 +24,7 @@ from lamplighter.node import (
 from lamplighter.node.act import files, launcher, lock
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ReleaseDirectory, RunDirectory, ServerHome, all_servers, read_json, server_home
-from lamplighter.node.observe import confidential, drift, ownership, ports, processes
+from lamplighter.node.observe import confidential, drift, ownership, ports, processes, software
 from lamplighter.node.observe.ground import Finding
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
@@ -381,6 +381,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
         *found.findings,
         *wayback.examine(home, change, catalogue.way_back(home), found.claims, host),
         *reach.scope_findings(plan, home),
+        *software.changed_files(preflight.start_of(plan, engine), request.get("lint") or {}),
         *_failed_before(home, request),
     ]
     return {

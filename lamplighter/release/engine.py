@@ -452,6 +452,19 @@ class _Ranks(_Part):
     elsewhere: tuple[_Elsewhere, ...] = ()
 
 
+class _Draft(_Part):
+    """A model that drafts: the flags of its path and of the method, or one that says both as JSON.
+
+    ``sharing`` are the methods that take hidden states of the target, ``tapping`` those that take several layers'.
+    """
+
+    flags: Flags = ()
+    method: Flags = ()
+    config: Flags = ()
+    sharing: tuple[StrictStr, ...] = ()
+    tapping: tuple[StrictStr, ...] = ()
+
+
 class _Needs(_Part):
     package: StrictStr | None = None
     model_files: tuple[StrictStr, ...] | None = ()
@@ -460,6 +473,7 @@ class _Needs(_Part):
     room: _Room | None = None
     ports: tuple[_DerivedPorts, ...] = ()
     ranks: _Ranks | None = None
+    draft: _Draft | None = None
 
 
 class _Programs(_Part):

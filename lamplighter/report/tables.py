@@ -222,7 +222,7 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
         text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
         for found in _items(config.get("lint")):
             place = clean(found.get("origin"))
-            instead = f"; write {clean(found.get('instead'))}" if found.get("instead") else ""
+            instead = f"; instead: {clean(found.get('instead'))}" if found.get("instead") else ""
             told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}{instead}"
             text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
     return "\n".join(text) or "no hosts"

@@ -298,7 +298,7 @@ def _lint(chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
     from lamplighter.run.lint import refuse
 
     for lint in refuse(chosen, PROJECT):
-        complain(f"warning: {lint} ({lint.id})")
+        complain(f"warning: {lint}")
 
 
 def _act_on_host(

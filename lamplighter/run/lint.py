@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
@@ -14,7 +14,7 @@ import lamplighter
 from lamplighter.errors import UsageError
 from lamplighter.inventory import Host, Server
 from lamplighter.inventory.values import Lint, Origin, Problems
-from lamplighter.lint import RULES, lint_servers
+from lamplighter.lint import About, lint_servers, load_rules
 from lamplighter.node.events import Exit
 from lamplighter.paths import replace_file
 from lamplighter.report.wording import plural
@@ -36,14 +36,14 @@ def refuse(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> li
     problems = Problems()
     for lint in found:
         if lint.level == "error":
-            problems.add(lint.origin, f"{lint.what} ({lint.id})")
+            problems.add(lint.origin, lint.what)
     problems.raise_if_any("docs/lint.md explains each rule, and how one is ignored with a reason")
     return found
 
 
 def _lint_all(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> list[Lint]:
     found = [lint for host, servers in chosen for lint in lint_servers(host, servers, project / "roles")]
-    return list(dict.fromkeys(found))
+    return sorted(dict.fromkeys(found), key=_place)
 
 
 def report(settings: Settings, patterns: Sequence[str], server: str | None, kind: str, out: str | None) -> NoReturn:
@@ -59,13 +59,14 @@ def report(settings: Settings, patterns: Sequence[str], server: str | None, kind
         inventory = settings.load()
         hosts = inventory.resolve(inventory.select(patterns or ["all"]))
         chosen = [(host, [each for each in host.servers.values() if server in (None, each.name)]) for host in hosts]
-        found = list(
-            dict.fromkeys([*(lint for host in hosts for lint in host.warnings), *_lint_all(chosen, command.PROJECT)])
-        )
-        if place is not None:
-            _write(place, sarif(found))
+        warned = [lint for host in hosts for lint in host.warnings]
+        found = sorted(dict.fromkeys([*warned, *_lint_all(chosen, command.PROJECT)]), key=_place)
+        if kind == "text":
+            command.say(text(found, sum(len(servers) for _, servers in chosen)))
+        elif place is None:
+            command.say(sarif(found, load_rules(command.PROJECT / "roles")))
         else:
-            command.say(sarif(found) if kind == "sarif" else text(found, sum(len(servers) for _, servers in chosen)))
+            _write(place, sarif(found, load_rules(command.PROJECT / "roles")))
         raise Leave(code=Exit.USAGE if any(lint.level == "error" for lint in found) else Exit.OK)
     raise AssertionError  # guarded() lets nothing else through
 
@@ -79,7 +80,7 @@ def _write(place: Path, report: str) -> None:
 
 def text(found: Sequence[Lint], servers: int) -> str:
     """One finding a line, as compilers write them, and the count."""
-    lines = [f"{lint.origin}: {lint.level}: {lint.what} ({lint.id})" for lint in sorted(found, key=_place)]
+    lines = [f"{lint.origin}: {lint.level}: {lint.what}" for lint in found]
     errors = sum(lint.level == "error" for lint in found)
     counts = f"{plural(errors, 'error')}, {plural(len(found) - errors, 'warning')} in {plural(servers, 'server')}"
     return "\n".join([*lines, counts])
@@ -89,16 +90,17 @@ def _place(lint: Lint) -> Origin:
     return lint.origin or Origin("")
 
 
-def sarif(found: Sequence[Lint]) -> str:
+def sarif(found: Sequence[Lint], rules: Mapping[str, About]) -> str:
     """The findings as SARIF 2.1.0, which forges show beside the lines."""
     from sarif_pydantic import Level, Message, ReportingDescriptor, Result, Run, Sarif, Tool, ToolDriver
 
     ids = sorted({lint.id for lint in found}, key=lambda each: (len(each), each))
-    about = [ReportingDescriptor(id=each, short_description=Message(text=RULES.get(each, each))) for each in ids]
+    texts = {each: rules[each].about if each in rules else each for each in ids}
+    about = [ReportingDescriptor(id=each, short_description=Message(text=texts[each])) for each in ids]
     driver = ToolDriver(name="lamplighter lint", version=lamplighter.__version__, rules=about)
     results = [
         Result(rule_id=lint.id, level=Level(lint.level), message=Message(text=lint.what), locations=_locations(lint))
-        for lint in sorted(found, key=_place)
+        for lint in found
     ]
     whole = Sarif(runs=[Run(tool=Tool(driver=driver), results=results)])
     return str(whole.model_dump_json(by_alias=True, exclude_none=True, indent=2)) + "\n"
