@@ -29,8 +29,9 @@ def no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(environment: Mapping[str, str] | None = None, **given: Any) -> Start:
     plain: dict[str, Any] = {
-        "name": "kimi", "argv": (sys.executable, "-c", "pass"), "environment": {"HOME": "/nowhere", **(environment or {})},
-        "python": sys.executable, "model": "a-name", "host": "127.0.0.1", "port": 18000, "gpus": 0,
+        "name": "kimi", "argv": (sys.executable, "-c", "pass"), "python": sys.executable,
+        "environment": {"HOME": "/nowhere", **(environment or {})},
+        "model": "a-name", "host": "127.0.0.1", "port": 18000, "gpus": 0,
         "engine": {"name": "zebra"},
     }  # fmt: skip
     return Start(**{**plain, **given})
