@@ -131,9 +131,14 @@ def said_twice(view: View) -> Iterator[Finding]:
     """L35: another value than the setting says, which is what readiness goes by: it would never come."""
     for flag, (setting, value) in view.settings.items():
         listed = list(_values(view, flag))
-        if listed and value not in listed:
+        if listed and value not in listed and not (setting == "host" and listed[0] in _asked_alike(value)):
             why = f"says {listed[0]}, and `{setting}` says {value}: the server would be waited for in vain"
             yield error("L35", flag, why, f"{setting}: {listed[0]}, and no {flag}")
+
+
+def _asked_alike(host: str) -> tuple[str, ...]:
+    """Where a server may listen that is asked as one at ``host`` is."""
+    return ("0.0.0.0", "localhost", "127.0.0.1") if host in ("0.0.0.0", "127.0.0.1", "localhost") else ()  # noqa: S104
 
 
 def _values(view: View, flag: str) -> Iterator[str]:

@@ -7,23 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lamplighter.errors import InventoryError
 from lamplighter.inventory import Host, Ignored, Server
 from lamplighter.inventory.values import Lint, did_you_mean
 from lamplighter.lint.knowledge import About, load_knowledge
 from lamplighter.lint.rules import inspect
 from lamplighter.lint.view import Entry, Finding, View, error, warning
 from lamplighter.release.engine import Engine, load_engine
-from lamplighter.release.release import server_plan
 
 
 def lint_servers(host: Host, servers: Iterable[Server], roles: Path) -> list[Lint]:
-    """What is wrong with these servers of ``host``, by place. Raises InventoryError for what cannot be looked at."""
+    """What is wrong with these servers of ``host``, by place; the id of what gives no command line is ``inventory``."""
     found = [lint for server in servers for lint in _lint(host, server, load_engine(server.engine, roles), roles)]
     return [replace(lint, level="error") for lint in found] if host.is_strict else found
 
 
 def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[Lint]:
-    view = view_of(host, server, engine, roles)
+    try:
+        view = view_of(server, engine, roles)
+    except InventoryError as error:
+        path, _, said = error.what.partition(": ")
+        yield Lint("inventory", path, said, host.origin(path), "error", error.next_step)
+        return
     found, rules = inspect(view), view.known.common.rules
     for finding in (*_heeded(server, found), *_idle(server, found, rules)):
         setting = _setting(server, finding.name)
@@ -33,27 +38,28 @@ def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[L
         yield Lint(finding.id, path, message, host.origin(path), finding.level, finding.instead, source)
 
 
-def lint_of_node(host: Host, server: Server, roles: Path) -> dict[str, Any]:
+def lint_of_node(server: Server, roles: Path) -> dict[str, Any]:
     """What the node needs to look on: the names of NCCL's library to look for, and what is ignored. JSON-safe."""
-    view = view_of(host, server, load_engine(server.engine, roles), roles)
+    view = view_of(server, load_engine(server.engine, roles), roles)
     nccl = view.known.common.nccl
     names = [name for name in view.env if name.startswith("NCCL_") and name not in (*nccl.torch, *nccl.gone)]
     return {"nccl": names, "ignore": [[each.id, each.variable] for each in server.lint.ignore]}
 
 
-def view_of(host: Host, server: Server, engine: Engine, roles: Path) -> View:
-    """The server as the rules see it."""
-    plan = server_plan(host, server, engine)
-    values = {name: plan[name] for name in ("model", "served_name", "host")} | {"port": str(server.port)}
+def view_of(server: Server, engine: Engine, roles: Path) -> View:
+    """The server as the rules see it. Raises InventoryError where it has no command line."""
+    settings, argv = engine.settings(server), tuple(map(str.__str__, engine.arguments(server)))
+    if server.served_name is not None:  # that is what it answers to, whatever its model is called
+        del settings["model"]
     return View(
         engine.compiled,
         load_knowledge(roles, (engine.name, *engine.compiled["ancestors"])),
-        tuple(plan["argv"][len(engine.launch["command"]) :]),
+        argv,
         {name: Entry(None) for name in server.secrets}
         | {name: Entry(each.value, each.mode == "force") for name, each in server.env.items()},
         server.engine_version,
-        tuple(str(word) for word in server.extra_args),
-        {flag: (setting, values[setting]) for setting, flag in engine.launch["flags"].items() if flag},
+        argv[len(argv) - len(server.extra_args) :],
+        {flag: (name, settings[name]) for name, flag in engine.launch["flags"].items() if flag and name in settings},
         None if server.gpus == "all" else len(server.gpus),
         server.nccl_proof,
     )

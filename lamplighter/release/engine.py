@@ -64,15 +64,22 @@ class Engine:
         a flag that has a setting of its own, and for a python without a directory where the engine needs what lies
         beside it. A word that is a secret is a SecretWord, which does not hold it.
         """
-        values = {
-            "python": server.python,
-            "bin": posixpath.dirname(server.python),
+        values = {"python": server.python, "bin": posixpath.dirname(server.python), **self.settings(server)}
+        return [*(self._filled(word, values, server) for word in self.launch["command"]), *self.arguments(server)]
+
+    @staticmethod
+    def settings(server: Server) -> dict[str, str]:
+        """The settings that flags and words of the command may stand for, as text."""
+        return {
             "model": server.model,
             "served_name": server.served_name or server.model,
             "host": server.host,
             "port": str(server.port),
         }
-        words = [self._filled(word, values, server) for word in self.launch["command"]]
+
+    def arguments(self, server: Server) -> list[str]:
+        """What follows the command: the engine's flags, ``args``, ``extra_args``. Raises as ``argv`` does."""
+        values, words = self.settings(server), list[str]()
         for setting, flag in self.launch["flags"].items():
             if flag is not None and (setting != "served_name" or server.served_name is not None):
                 words += [flag, values[setting]]

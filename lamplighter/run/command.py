@@ -26,14 +26,12 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import (
     UNTOUCHED,
     ContactLost,
-    InventoryError,
     LamplighterError,
     NodeRefused,
     Unreachable,
     UsageError,
 )
 from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
-from lamplighter.inventory.values import Lint
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
@@ -593,10 +591,7 @@ def _linted(host: Host) -> dict[str, Any]:
     from lamplighter.lint import lint_servers
 
     shown = host.to_json()
-    try:
-        found = lint_servers(host, host.servers.values(), PROJECT / "roles")
-    except InventoryError as error:  # a deploy tells the same
-        found = [Lint("inventory", "", error.what, host.origin(error.what.partition(":")[0]), "error")]
+    found = lint_servers(host, host.servers.values(), PROJECT / "roles")
     return {**shown, "lint": [*shown["lint"], *(each.to_json() for each in found)]}
 
 

@@ -216,7 +216,7 @@ class HostSession:
             "engine": release.manifest["engine"],
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(self.host, server, self._roles),
+            "lint": lint_of_node(server, self._roles),
         }
 
     def plan(self, server: Server) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class HostSession:
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(self.host, server, self._roles),
+            "lint": lint_of_node(server, self._roles),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }

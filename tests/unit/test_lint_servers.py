@@ -120,6 +120,39 @@ def test_a_flag_of_extra_args_is_named_in_the_message() -> None:
     )
 
 
+def test_a_secret_that_comes_from_elsewhere_stands_nowhere_in_clear() -> None:
+    extra = "servers: {s: {extra_args: [--api-key, !secret env:KEY, --admin-api-key"
+    assert found(f"{extra}, !secret env:OTHER]}}}}\n") == []
+    assert found(f"{extra}, sk-abc]}}}}\n") == ["1: warning L36 servers.s.extra_args"]
+
+
+@pytest.mark.parametrize(
+    ("server", "left"),
+    [
+        ("extra_args: [--host, 0.0.0.0]", []),
+        ("host: 0.0.0.0, extra_args: [--host, 10.0.0.7]", ["1: error L35 servers.s.extra_args"]),
+        ("extra_args: [--model-path, other]", ["1: error L35 servers.s.extra_args"]),
+        ("served_name: n, extra_args: [--model-path, other]", []),
+        ("served_name: n, extra_args: [--served-model-name, other]", ["1: error L35 servers.s.extra_args"]),
+        ("served_name: n, extra_args: [--served-model-name, n]", []),
+    ],
+)
+def test_readiness_waits_for_what_the_settings_say(server: str, left: list[str]) -> None:
+    assert found(f"servers: {{s: {{{server}}}}}\n") == left
+
+
+def test_a_server_without_a_command_line_is_told_with_all_else(inv: Callable[..., Any]) -> None:
+    host("servers: {s: {args: {port: 9000}, env: {NCCL_DEBUG: LOUD}}}\n")
+    done = inv("lint")
+    assert done.code == Exit.USAGE
+    assert done.out.splitlines() == [
+        "inventory/host_vars/gpu1.yml:1: error: servers.s.args.port: has a setting of its own; instead: write "
+        "servers.s.port instead",
+        "1 error, 0 warnings in 1 server",
+    ]
+    assert inv("deploy", "--host", "gpu1").code == Exit.UNREACHABLE  # told of that server when its turn comes
+
+
 # -- what is ignored
 
 NOISY = "servers:\n  s:\n    env: {NCCL_PROTO: LL128, NCCL_DEBUG: LOUD}\n    lint:\n      ignore: ["
@@ -174,7 +207,7 @@ def test_the_node_is_asked_for_what_it_alone_knows() -> None:
         "servers: {s: {env: {NCCL_PROTO: LL, NCCL_BLOCKING_WAIT: '1', A: b}, lint: {ignore: "
         "[{id: nccl_name, variable: NCCL_X, reason: of another node}]}}}\n"
     )
-    assert lint_of_node(one, one.servers["s"], ROLES) == {
+    assert lint_of_node(one.servers["s"], ROLES) == {
         "nccl": ["NCCL_PROTO"],
         "ignore": [["nccl_name", "NCCL_X"]],
     }
