@@ -28,9 +28,9 @@ def unknown(view: View) -> Iterator[Finding]:
         name = found[0].partition(".")[0]
         flag = name.replace("_", "-") if view.known.engine.underscores else name
         why = view.known.absence(flag, view.version) if view.stated_version else ""
-        if why:
+        if why and not _is_short(view, flag):
             yield error("L32", name, f"{view.called} does not take it: {why}")
-        elif not _is_taken(view, flag):
+        elif not why and not _is_taken(view, flag):
             yield _strange(view, name)
 
 
@@ -43,6 +43,12 @@ def _is_taken(view: View, flag: str) -> bool:
     base = "--" + flag.removeprefix("--no-") if view.known.engine.negations and flag.startswith("--no-") else flag
     is_long = flag.startswith("--")
     return any(each in (flag, base) or (is_long and each.startswith(flag)) for each in view.known.flags)
+
+
+def _is_short(view: View, flag: str) -> bool:
+    """Whether a parser of this version takes the flag for the beginning of another one, and of one alone."""
+    longer = [each for each in view.known.flags if each.startswith(flag) and each != flag]
+    return len([each for each in longer if not view.known.absence(each, view.version)]) == 1
 
 
 def _strange(view: View, name: str) -> Finding:

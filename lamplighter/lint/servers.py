@@ -27,7 +27,8 @@ def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[L
         view = view_of(server, engine, roles)
     except InventoryError as error:
         path, _, said = error.what.partition(": ")
-        yield Lint("inventory", path, said, host.origin(path), "error", error.next_step)
+        advice = f": {error.next_step}" if error.next_step else ""
+        yield Lint("inventory", path, said + advice, host.origin(path), "error")
         return
     found, rules = inspect(view), view.known.common.rules
     for finding in (*_heeded(server, found), *_idle(server, found, rules)):

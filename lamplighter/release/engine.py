@@ -234,13 +234,13 @@ def _over(ground: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     """The merged file with its defaults, JSON-safe. It has been checked file by file, so that it can only be right."""
-    launch = merged["launch"]
+    launch, written = merged["launch"], merged.get("overwrites") or ()
     return {
         **merged,
         "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
         "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
-        "overwrites": [_Overwrite.model_validate(each).model_dump() for each in merged.get("overwrites") or ()],
+        "overwrites": [_Overwrite.model_validate(each).model_dump(mode="json") for each in written],
     }
 
 

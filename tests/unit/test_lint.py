@@ -205,6 +205,7 @@ def forced(value: str) -> dict[str, Any]:
         ("", "transformers", "5.19.0", "m --anything", {}),
         ("L32 error --enable-deterministic-inference", "sglang", "0.4.6.post5", DETERMINISTIC, {}),
         ("", "sglang", "0.5.5", DETERMINISTIC, {}),
+        ("", "sglang", "0.4.6.post5", "--model m --tp 2", {}),
         (
             "L33 error --speculative-eagle-topk",
             "sglang",
