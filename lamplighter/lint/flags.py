@@ -21,21 +21,16 @@ _HARMLESS = re.compile(r"(?i)\$.*|[0-9.]+|[~/].*|empty|none|null|dummy|x+")
 
 def unknown(view: View) -> Iterator[Finding]:
     """L31, L32: flags that the engine's parser refuses, and so its start."""
-    for word in dict.fromkeys(view.argv) if view.known.flags else ():
-        found = _FLAG.match(word)
-        if found is None or _is_open(view, word):
-            continue
-        name = found[0].partition(".")[0]
+    words = [word for word in view.argv if view.known.flags and not word.startswith(view.known.engine.open_flags)]
+    for name in dict.fromkeys(found[0].partition(".")[0] for found in map(_FLAG.match, words) if found):
         flag = name.replace("_", "-") if view.known.engine.underscores else name
         why = view.known.absence(flag, view.version) if view.stated_version else ""
         if why and not _is_short(view, flag):
-            yield error("L32", name, f"{view.called} does not take it: {why}")
+            there = [each for each in view.known.flags if not view.known.absence(each, view.version)]
+            close = get_close_matches(flag, sorted(there), n=1, cutoff=0.8)
+            yield error("L32", name, f"{view.called} does not take it: {why}", close[0] if close else "")
         elif not why and not _is_taken(view, flag):
             yield _strange(view, name)
-
-
-def _is_open(view: View, word: str) -> bool:
-    return word.startswith(view.known.engine.open_flags) if view.known.engine.open_flags else False
 
 
 def _is_taken(view: View, flag: str) -> bool:
