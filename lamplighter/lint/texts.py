@@ -51,15 +51,15 @@ def _number(name: str, value: str) -> Iterator[Finding]:
 
 def _written_out(number: str, suffix: str) -> str:
     factor = {"K": 10, "M": 20, "G": 30}.get(suffix.strip().upper().removesuffix("IB").removesuffix("B"))
-    is_plain = number.isdigit() and not number.startswith("0")
-    return str(int(number) << factor) if factor is not None and is_plain else number
+    plain = c_number(number)
+    return str(plain << factor) if factor is not None and plain is not None and not number.startswith("0") else number
 
 
 def _leading_zero(name: str, text: str, digits: str) -> Iterator[Finding]:
     if len(digits) < 2 or not digits.startswith("0") or digits[1] in "xX":
         return
     number, meant = c_number(text), text[: -len(digits)] + (digits.lstrip("0") or "0")
-    if number == int(meant):
+    if number == c_number(meant):
         yield warning("L9", name, f"{text} begins with 0, which makes it octal to NCCL: here the same number", meant)
     else:
         read = f"it is {number} there" if number is not None else "no such number exists there"

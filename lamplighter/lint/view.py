@@ -87,7 +87,7 @@ class View:
     def whole(self, flags: Collection[str]) -> int | None:
         """The value of a flag, where it is a whole number."""
         value = self.value_of(flags) or ""
-        return int(value) if value.isascii() and value.isdigit() else None
+        return int(value) if value.isascii() and value.isdigit() and len(value) < _LONGEST_NUMBER else None
 
     def has(self, flags: Collection[str]) -> bool:
         """Whether one of these flags is given."""
@@ -106,6 +106,9 @@ class View:
         return (self.whole(factors[0]["flags"]) or 1) if factors else 1
 
 
+#: Digits: above that a number is beyond 64 bits in any base.
+_LONGEST_NUMBER = 60
+
 Rule = Callable[[View], Iterator[Finding]]
 
 
@@ -115,6 +118,8 @@ def c_number(text: str) -> int | None:
     if found is None:
         return None
     digits = found[2]
+    if len(digits) > _LONGEST_NUMBER:
+        return int(f"{found[1]}1") << 64
     base = 16 if digits[:2] in ("0x", "0X") else 8 if digits.startswith("0") else 10
     return int(found[1] + digits, base)
 

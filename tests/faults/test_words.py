@@ -38,7 +38,9 @@ CASES = {
     "closing words": (told(6, "crashed", stderr="x; NOTHING IS SERVING\n  serving now  nothing\n"), OLD, 4),
     "the other one": (told(9, "rolled back: release bbb222bbb222 is serving again", SERVING_NEW), OLD, 2),
     "the cause begins like it": (
-        told(9, "nothing answers at 127.0.0.1; rolled back: release bbb222bbb222 is serving again", SERVING_NEW), NEW, 0,
+        told(9, "nothing answers at 127.0.0.1; rolled back: release bbb222bbb222 is serving again", SERVING_NEW),
+        NEW,
+        0,
     ),
     "as before": (told(3, "refused: release aaa111aaa111 serves as before", None), OLD, 1),
     "not known": (told(1, "it ended without a last word", error="unknown: the run may have stopped it"), OLD, 0),

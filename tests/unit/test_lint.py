@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lamplighter.lint import Entry, Finding, View, inspect, load_knowledge
 from lamplighter.release.engine import load_engine
@@ -67,6 +69,19 @@ def test_there_are_enough_recipes_of_both_engines() -> None:
     assert min(Counter(engine for engine, _ in RECIPES).values()) >= 20
 
 
+NAMES = st.sampled_from(
+    ["NCCL_IB_SL", "NCCL_PROTO", "NCCL_ALGO", "NCCL_DEBUG", "NCCL_BUFFSIZE", "http_proxy", "no_proxy"]
+)
+ODD = st.text(st.sampled_from("0179x-+^,;:=${}/LS \n\u0660\u00b2"), max_size=12)
+
+
+@given(st.dictionaries(NAMES | ODD, ODD), st.lists(ODD | st.sampled_from(["--tp", "--host", "-tp", "--nnodes"])))
+def test_whatever_is_written_is_judged(env: Mapping[str, str], argv: Sequence[str]) -> None:
+    for engine in ("sglang", "vllm"):
+        found = inspect(view(engine, "0.5.16", argv, env))
+        assert all(each.level in ("error", "warning") and each.message for each in found)
+
+
 # -- each rule: what it tells of, and what lies close by and is none of its business
 
 TP = "--tp 2"
@@ -107,6 +122,7 @@ def forced(value: str) -> dict[str, Any]:
         ("L9 warning NCCL_IB_SL", "sglang", None, "", {"NCCL_IB_SL": "01"}),
         ("", "sglang", None, "", {"NCCL_IB_SL": "0", "NCCL_IB_TC": "0x0"}),
         ("L10 error NCCL_BUFFSIZE", "sglang", None, "", {"NCCL_BUFFSIZE": "9223372036854775808"}),
+        ("L10 error NCCL_BUFFSIZE", "sglang", None, "", {"NCCL_BUFFSIZE": "9" * 5000}),
         ("", "sglang", None, "", {"NCCL_BUFFSIZE": "9223372036854775807", "NCCL_IB_SL": "-9223372036854775808"}),
         ("L11 warning NCCL_IB_SL", "sglang", None, "", {"NCCL_IB_SL": ""}),
         ("L11 warning NCCL_PROTO", "sglang", None, "", {"NCCL_PROTO": ""}),
