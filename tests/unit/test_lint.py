@@ -51,6 +51,13 @@ def test_a_case_has_the_errors_and_warnings_that_it_expects(path: Path) -> None:
     assert judged(found) == case["expect"], found
 
 
+def test_the_names_of_nccl_are_those_of_its_library() -> None:
+    rows = [line.split("\t") for line in (CASES / "env" / "nccl-names.tsv").read_text().splitlines()]
+    nccl = load_knowledge(ROLES, ()).common.nccl
+    assert sorted(nccl.integers) == sorted(name for name, kind in rows if kind == "int")
+    assert sorted(nccl.texts) == sorted(name for name, kind in rows if kind == "text")
+
+
 RECIPES = [
     (engine, recipe)
     for engine in ("sglang", "vllm")
