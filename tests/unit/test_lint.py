@@ -27,11 +27,15 @@ def engine_of(name: str) -> Mapping[str, Any]:
     return load_engine(name, ROLES).compiled
 
 
+def entry_of(value: object, is_forced: bool = False) -> Entry:
+    return Entry(None if value is None else str(value), is_forced)
+
+
 def view(engine: str, version: str | None, argv: Sequence[str], env: Mapping[str, Any], **more: Any) -> View:
     compiled = engine_of(engine)
     known = load_knowledge(ROLES, (engine, *compiled["ancestors"]))
     entries = {
-        name: Entry(each["value"], bool(each.get("force"))) if isinstance(each, dict) else Entry(each)
+        name: entry_of(each["value"], bool(each.get("force"))) if isinstance(each, dict) else entry_of(each)
         for name, each in env.items()
     }
     return View(compiled, known, tuple(argv), entries, version, extra=tuple(argv), **more)
