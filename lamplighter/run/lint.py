@@ -80,7 +80,7 @@ def _write(place: Path, report: str) -> None:
 
 def text(found: Sequence[Lint], servers: int) -> str:
     """One finding a line, as compilers write them, and the count."""
-    lines = [f"{lint.origin}: {lint.level}: {lint.what}" for lint in found]
+    lines = [f"{f'{lint.origin}: ' if lint.origin else ''}{lint.level}: {lint.what}" for lint in found]
     errors = sum(lint.level == "error" for lint in found)
     counts = f"{plural(errors, 'error')}, {plural(len(found) - errors, 'warning')} in {plural(servers, 'server')}"
     return "\n".join([*lines, counts])

@@ -21,7 +21,7 @@ from lamplighter.inventory.values import Lint, Origin
 from lamplighter.lint import lint_of_node, lint_servers, load_rules
 from lamplighter.node.events import Exit
 from lamplighter.run import command
-from lamplighter.run.lint import sarif
+from lamplighter.run.lint import sarif, text
 from tests.driver import PROJECT
 
 ROLES = PROJECT / "roles"
@@ -288,9 +288,10 @@ def test_sarif_names_rule_level_and_line(inv: Callable[..., Any]) -> None:
     assert inv("lint", "--format", "sarif", "--out", "report.sarif").code == Exit.USAGE  # and replaces its own
 
 
-def test_a_finding_without_a_place_has_none_in_sarif() -> None:
+def test_a_finding_without_a_place_has_none_in_reports() -> None:
     report = Sarif.model_validate_json(sarif([Lint("L1", "x", "y", None)], load_rules(ROLES)))
     assert report.runs[0].results[0].locations == []
+    assert text([Lint("L1", "x", "y", None)], 1).startswith("warning: x: y\n")
 
 
 @pytest.mark.parametrize(
