@@ -385,6 +385,28 @@ def config(c: Context, host: list[str], json: bool = False, diff: str | None = N
 
 
 @on_hosts(
+    flags={
+        "host": f"{HELP['host']} (default: all)",
+        "server": HELP["server"],
+        "format": "text, or sarif for forges and editors",
+        "out": "write SARIF to this file",
+    }
+)
+def lint(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    format: str = "text",  # noqa: A002 - the flag that people know from other tools
+    out: str | None = None,
+) -> None:
+    """Say which variables and arguments are wrong, with file and line. Opens no connection; exit 2 on an error."""
+    from lamplighter.run import command
+    from lamplighter.run import lint as linter
+
+    linter.report(command.settings_from(c, host=host, server=server, format=format, out=out), host, server, format, out)
+
+
+@on_hosts(
     flags={"host": HELP["host"], "server": HELP["server"], "out": "the directory to write to: HOST/SERVER below it"}
 )
 def render(c: Context, host: list[str], server: str | None = None, out: str | None = None) -> None:
@@ -431,8 +453,8 @@ def test(c: Context, args: str = "") -> None:
     _tool("tests.run", *words)
 
 
-@task(auto_shortflags=False)
-def lint(c: Context) -> None:
+@task(auto_shortflags=False, name="lint")
+def style(c: Context) -> None:
     """Check style: ruff over the Python, shellcheck over the shell scripts."""
     _tool("ruff", "check", ".")
     _tool("ruff", "format", "--check", ".")
@@ -465,7 +487,7 @@ def soak(c: Context, points: str = "1000", kills: str = "200", seed: str = "2024
     _tool("pytest", "tests/faults", "tests/lab/test_drift.py")
 
 
-@task(lint, types, test, auto_shortflags=False, name="check")
+@task(style, types, test, auto_shortflags=False, name="check")
 def check_all(c: Context) -> None:
     """Lint, types and tests: what must be green before a commit lands."""
 
@@ -508,11 +530,12 @@ ns = Collection(
     logs,
     diagnose,
     config,
+    lint,
     render,
     test,
 )
 ns.add_collection(Collection("lab", up, down))
-ns.add_collection(Collection("dev", test, lint, types, check_all, soak))
+ns.add_collection(Collection("dev", test, style, types, check_all, soak))
 ns.configure(
     {
         "lamplighter": {

@@ -4,6 +4,7 @@ from lamplighter.inventory.inventory import Host, Inventory, load_inventory
 from lamplighter.inventory.schema import (
     ConnectionSpec,
     EnvValue,
+    Ignored,
     Server,
     Sitecustomize,
     Stale,
@@ -17,6 +18,7 @@ __all__ = [
     "ConnectionSpec",
     "EnvValue",
     "Host",
+    "Ignored",
     "Inventory",
     "Origin",
     "SecretRef",

@@ -70,6 +70,8 @@ class Host:
     """Paths of the values that came out of a vault, with the reference that is shown in their place."""
     warnings: tuple[Lint, ...] = ()
     """What looks wrong in what is said of this host."""
+    is_strict: bool = False
+    """Whether what looks wrong is an error (``lint: strict``)."""
 
     def origin(self, path: str) -> Origin | None:
         """Where this is written, or else the closest thing around it."""
@@ -89,16 +91,7 @@ class Host:
             "lab": self.lab,
             "servers": {name: server.to_json() for name, server in self.servers.items()},
             "origins": {path: str(origin) for path, origin in self._all_origins().items()},
-            "lint": [
-                {
-                    "id": each.id,
-                    "level": "warning",
-                    "variable": each.variable,
-                    "message": each.message,
-                    "origin": str(each.origin),
-                }
-                for each in self.warnings
-            ],
+            "lint": [each.to_json() for each in self.warnings],
         }
 
     def _all_origins(self) -> dict[str, Origin]:
@@ -230,6 +223,7 @@ class Inventory:
             wanted,
             self._origins(name, shown),
             MappingProxyType({path: value.sealed for path, value in walk(shown) if value.sealed}),
+            is_strict=said.variables.get("lint", EMPTY).data == "strict",
         )
 
     def _origins(self, name: str, variables: Value) -> Mapping[str, Origin]:

@@ -220,6 +220,12 @@ def _warning(value: str) -> str:
     return value.strip()
 
 
+def _reason(value: str) -> str:
+    if len(value.split()) < _FEWEST_WORDS:
+        raise _Unfit("must say why, in words")
+    return value
+
+
 def _secret(value: object) -> object:
     if not is_secret(value):
         raise _Unfit(
@@ -229,6 +235,8 @@ def _secret(value: object) -> object:
     return value
 
 
+#: A reason for others to read has more than one.
+_FEWEST_WORDS = 2
 #: Characters: what is shorter would accept warnings that nobody has read.
 _SHORTEST_WARNING = 5
 
@@ -294,6 +302,20 @@ class GpuWarnings(_Frozen):
     accept: tuple[Annotated[str, AfterValidator(_warning)], ...] = ()
 
 
+class Ignored(_Frozen):
+    """A rule of `lint` that is not heeded here, for one variable or flag or for all, and why."""
+
+    id: Text
+    variable: Text | None = None
+    reason: Annotated[Line, AfterValidator(_reason)]
+
+
+class LintSettings(_Frozen):
+    """What `lint` may leave untold of a server."""
+
+    ignore: tuple[Ignored, ...] = ()
+
+
 class Timeouts(_Frozen):
     """Seconds: TERM until KILL, GPUs until FREED, start until ready, and silence that counts as a stall."""
 
@@ -331,6 +353,7 @@ class Server(_Frozen):
     tls: Literal["none", "verify", "self-signed"] = "none"
     gpu_warnings: GpuWarnings = GpuWarnings()
     checks: Mapping[CheckName, CheckValue] = {}
+    lint: LintSettings = LintSettings()
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe; secrets appear as their reference."""
@@ -580,9 +603,10 @@ def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
         "stale": Stale,
         "gpu_warnings": GpuWarnings,
         "sitecustomize": Sitecustomize,
+        "lint": LintSettings,
     }
     if loc:
-        model = inner[loc[0]]
+        model = Ignored if loc[:2] == ("lint", "ignore") else inner[loc[0]]
     return [name for name in model.model_fields if name != "name"]
 
 

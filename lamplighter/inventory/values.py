@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from lamplighter.errors import InventoryError
 from lamplighter.paths import at_home
@@ -185,16 +186,34 @@ EMPTY = Value({}, Origin("inventory"))
 
 @dataclass(frozen=True)
 class Lint:
-    """What looks wrong and is no error: ``id`` names its kind, ``variable`` the dotted path, where there is one."""
+    """What looks wrong: ``id`` names its kind, ``variable`` the dotted path, where there is one.
+
+    ``level`` is ``warning``, or ``error`` for what stops a deploy; ``instead`` is what to write.
+    """
 
     id: str
     variable: str
     message: str
     origin: Origin | None
+    level: Literal["error", "warning"] = "warning"
+    instead: str = ""
+    source: str = ""
+    """Where the reason comes from."""
 
     def __str__(self) -> str:
-        what = f"{self.variable}: {self.message}" if self.variable else self.message
-        return f"{self.origin}: {what}" if self.origin else what
+        return f"{self.origin}: {self.what}" if self.origin else self.what
+
+    @property
+    def what(self) -> str:
+        """All but the place."""
+        said = f"{self.variable}: {self.message}" if self.variable else self.message
+        said += f"; instead: {self.instead}" if self.instead else ""
+        return f"{said} ({self.id}: {self.source})" if self.source else said
+
+    def to_json(self) -> dict[str, str]:
+        """JSON-safe; empty fields are left out, but for the contract's own."""
+        found = {name: str(getattr(self, name)) for name in ("id", "level", "variable", "message", "origin")}
+        return {**found, **{name: said for name in ("instead", "source") if (said := str(getattr(self, name)))}}
 
 
 def value_of(data: object, origin: Origin, text: str | None = None) -> Value:

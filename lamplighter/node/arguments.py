@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node.confidential import NAMED, looks_secret
 
@@ -51,6 +51,40 @@ def model_of(engine: Mapping[str, Any], argv: Sequence[str]) -> Optional[str]:
     before = command[command.index("{model}") - 1]
     after = argv[argv.index(before) + 1 :] if before in argv else ()
     return after[0] if after and not after[0].startswith("-") else None
+
+
+def gpus_wanted(ranks: Mapping[str, Any], argv: Sequence[str]) -> Optional[int]:
+    """Return up to which GPU the ranks of this node count, or None where the command line does not tell.
+
+    ``ranks`` is what the engine says of them, under ``needs``.
+    """
+    here = ranks_here(ranks, argv)
+    first = value_of(ranks.get("first_gpu") or (), argv)
+    return None if here is None else here + (int(first) if first is not None and first.isdigit() else 0)
+
+
+def ranks_here(ranks: Mapping[str, Any], argv: Sequence[str]) -> Optional[int]:
+    """Return how many ranks, each with a GPU of its own, the command line starts here; None where that is not told."""
+    for flags in ranks.get("elsewhere") or ():
+        if value_of(flags["flags"], argv) in flags["values"]:
+            return None
+    total = 1
+    for factor in ranks.get("factors") or ():
+        value = value_of(factor["flags"], argv)
+        if value is None or has_any(factor.get("unless") or (), argv):
+            continue
+        if not value.isascii() or not value.isdigit() or not int(value):
+            return None  # the engine's own parser has a word to say about it
+        total *= int(value)
+    nodes = value_of(ranks.get("nodes") or (), argv) or "1"
+    return -(-total // max(1, int(nodes))) if nodes.isascii() and nodes.isdigit() else None
+
+
+def ranks_said(ranks: Mapping[str, Any], argv: Sequence[str]) -> Dict[str, str]:
+    """Return the flags that decide how many GPUs are needed, as they are given."""
+    flags = [*(flag for factor in ranks.get("factors") or () for flag in factor["flags"])]
+    found = {flag: value_of((flag,), argv) for flag in (*flags, *(ranks.get("first_gpu") or ()))}
+    return {flag: value for flag, value in found.items() if value is not None}
 
 
 def secret_places(words: Sequence[str]) -> Tuple[int, ...]:

@@ -65,15 +65,22 @@ class Engine:
         a flag that has a setting of its own, and for a python without a directory where the engine needs what lies
         beside it. A word that is a secret is a SecretWord, which does not hold it.
         """
-        values = {
-            "python": server.python,
-            "bin": posixpath.dirname(server.python),
+        values = {"python": server.python, "bin": posixpath.dirname(server.python), **self.settings(server)}
+        return [*(self._filled(word, values, server) for word in self.launch["command"]), *self.arguments(server)]
+
+    @staticmethod
+    def settings(server: Server) -> dict[str, str]:
+        """The settings that flags and words of the command may stand for, as text."""
+        return {
             "model": server.model,
             "served_name": server.served_name or server.model,
             "host": server.host,
             "port": str(server.port),
         }
-        words = [self._filled(word, values, server) for word in self.launch["command"]]
+
+    def arguments(self, server: Server) -> list[str]:
+        """What follows the command: the engine's flags, ``args``, ``extra_args``. Raises as ``argv`` does."""
+        values, words = self.settings(server), list[str]()
         for setting, flag in self.launch["flags"].items():
             if flag is not None and (setting != "served_name" or server.served_name is not None):
                 words += [flag, values[setting]]
@@ -228,12 +235,13 @@ def _over(ground: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     """The merged file with its defaults, JSON-safe. It has been checked file by file, so that it can only be right."""
-    launch = merged["launch"]
+    launch, written = merged["launch"], merged.get("overwrites") or ()
     return {
         **merged,
         "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
         "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
+        "overwrites": [_Overwrite.model_validate(each).model_dump(mode="json") for each in written],
     }
 
 
@@ -396,13 +404,28 @@ class _Stop(_Part):
     signal: Literal["TERM", "INT"] = "TERM"
 
 
+Flags = tuple[Annotated[StrictStr, Field(pattern=r"^-{1,2}[a-z][a-z0-9-]*$")], ...]
+
+
+class _Loss(_Part):
+    """What becomes of a value of ours, for `lint`: roles/sglang/engine.yml says what each field means."""
+
+    id: Annotated[StrictStr, Field(pattern=r"^L\d+$")]
+    value: StrictStr | None = None
+    by_flag: dict[StrictStr, StrictStr | None] = {}
+    when: Flags = ()
+    ranks: StrictBool = False
+    env: dict[StrictStr, StrictStr] = {}
+    against: tuple[StrictStr, ...] = ()
+    plain: Literal["error", "warning"]
+    forced: Literal["error", "warning"] | None = None
+
+
 class _Overwrite(_Part):
     name: StrictStr
     effect: StrictStr
     versions: Annotated[StrictStr, Field(pattern=r"^(\*|(<=|>=|<|>|==)\d[\w.]*(,(<=|>=|<|>|==)\d[\w.]*)*)$")] = "*"
-
-
-Flags = tuple[Annotated[StrictStr, Field(pattern=r"^-{1,2}[a-z][a-z0-9-]*$")], ...]
+    lint: _Loss | None = None
 
 
 class _Room(_Part):
@@ -438,6 +461,19 @@ class _Ranks(_Part):
     elsewhere: tuple[_Elsewhere, ...] = ()
 
 
+class _Draft(_Part):
+    """A model that drafts: the flags of its path and of the method, or one that says both as JSON.
+
+    ``sharing`` are the methods that take hidden states of the target, ``tapping`` those that take several layers'.
+    """
+
+    flags: Flags = ()
+    method: Flags = ()
+    config: Flags = ()
+    sharing: tuple[StrictStr, ...] = ()
+    tapping: tuple[StrictStr, ...] = ()
+
+
 class _Needs(_Part):
     package: StrictStr | None = None
     model_files: tuple[StrictStr, ...] | None = ()
@@ -446,6 +482,7 @@ class _Needs(_Part):
     room: _Room | None = None
     ports: tuple[_DerivedPorts, ...] = ()
     ranks: _Ranks | None = None
+    draft: _Draft | None = None
 
 
 class _Programs(_Part):

@@ -219,7 +219,7 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
     """Each resolved variable of each host with the place that set it, then what the lint says.
 
     ``data`` of a host is ``Host.to_json()``: variables, nested; origins {dotted path: "file:line"}, where a path speaks
-    for all below it that have none of their own; lint [{id, level, variable, message, origin}].
+    for all below it that have none of their own; lint [{id, level, variable, message, origin, instead}].
     """
     text: list[str] = []
     for host, config in data.items():
@@ -232,7 +232,8 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
         text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
         for found in _items(config.get("lint")):
             place = clean(found.get("origin"))
-            told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}"
+            instead = f"; instead: {clean(found.get('instead'))}" if found.get("instead") else ""
+            told = f"{clean(found.get('variable'))}: {clean(found.get('message'))}{instead}"
             text.append(f"  {clean(found.get('level')) or '?'}: {place + ': ' if place else ''}{told}")
     return "\n".join(text) or "no hosts"
 

@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
-from lamplighter.errors import UNTOUCHED, ContactLost, LamplighterError, NodeRefused, Unreachable, UsageError
+from lamplighter.errors import (
+    UNTOUCHED,
+    ContactLost,
+    LamplighterError,
+    NodeRefused,
+    Unreachable,
+    UsageError,
+)
 from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
@@ -43,6 +50,9 @@ from lamplighter.run.host_session import (
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: What asks of a deploy beforehand, and is refused like one.
+LINTED = ("check", "plan")
 
 LONGEST_SECONDS = 1e9
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -250,6 +260,7 @@ def act(
         with _signals(last=True):
             chosen = choose(settings, patterns, server)
             if sends_secrets:
+                _lint(chosen)
                 require_secrets(server for _, servers in chosen for server in servers)
             for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
@@ -262,6 +273,14 @@ def act(
     report = fold.report()
     reporter.close(report)
     raise Leave(code=report.exit_code)
+
+
+def _lint(chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
+    """Print what looks wrong with the servers. Raises InventoryError where something is."""
+    from lamplighter.lint.chosen import refuse
+
+    for lint in refuse(chosen, PROJECT):
+        complain(f"warning: {lint}")
 
 
 def _act_on_host(
@@ -438,7 +457,10 @@ def read(
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
-        for host, servers in choose(settings, patterns, server):
+        chosen = choose(settings, patterns, server)
+        if word in LINTED:
+            _lint(chosen)
+        for host, servers in chosen:
             try:
                 with begin_session(host, PROJECT) as session:
                     answers[host.name] = question(session, servers)
@@ -540,12 +562,21 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
         inventory = settings.load()
-        hosts = inventory.resolve(inventory.select(patterns))
+        shown = {host.name: _linted(host) for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
-            for host in hosts:
-                say_json(host.to_json())
+            for host in shown.values():
+                say_json(host)
         else:
-            say(config_text({host.name: host.to_json() for host in hosts}))
+            say(config_text(shown))
+
+
+def _linted(host: Host) -> dict[str, Any]:
+    """What the inventory says of a host, with all that `lint` has to say of its servers."""
+    from lamplighter.lint import lint_servers
+
+    shown = host.to_json()
+    found = lint_servers(host, host.servers.values(), PROJECT / "roles")
+    return {**shown, "lint": [*shown["lint"], *(each.to_json() for each in found)]}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
+from lamplighter.lint import lint_of_node
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.changes import compare
@@ -218,6 +219,7 @@ class HostSession:
             "engine": release.manifest["engine"],
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
+            "lint": lint_of_node(server, self.project / "roles"),
         }
 
     def plan(self, server: Server) -> dict[str, Any]:
@@ -273,6 +275,7 @@ class HostSession:
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
             "checks": server.to_json()["checks"],
+            "lint": lint_of_node(server, self.project / "roles"),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }

@@ -231,7 +231,7 @@ class Results:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path = _place_of_report(path) if path is not None else None
+        self._path = place_of_report(path, "--junit", JUNIT, "JUnit") if path is not None else None
         self._suites: list[tuple[str, str, Sequence[Mapping[str, Any]]]] = []
         self._write()
 
@@ -262,19 +262,19 @@ def _head_of_report(place: Path) -> bytes:
         return b""
 
 
-def _place_of_report(path: str) -> Path:
-    """Return where a report may be written. Raises UsageError where it would replace what is none."""
+def place_of_report(path: str, flag: str, beginning: re.Pattern[bytes], kind: str) -> Path:
+    """Return where ``flag`` may have a report written. Raises UsageError where it would replace what is none."""
     try:
         place = at_home(path).absolute()
         head = _head_of_report(place)
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
-            f"--junit {path}: {why}", next_step="name a file that is a report, or is not there yet"
+            f"{flag} {path}: {why}", next_step="name a file that is a report, or is not there yet"
         ) from error
-    if head.strip() and not JUNIT.match(head):
+    if head.strip() and not beginning.match(head):
         raise UsageError(
-            f"--junit {path}: there is a file already, and it is no JUnit report",
+            f"{flag} {path}: there is a file already, and it is no {kind} report",
             why="it would be replaced",
             next_step="name another file, or remove this one first",
         )

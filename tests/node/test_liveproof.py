@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lamplighter.node import versions
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.system.processes import Process
 from lamplighter.node.variables import live, memory, nccl
@@ -291,7 +292,7 @@ def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: 
     ],
 )
 def test_version_ranges(version: str | None, wanted: str, is_in: bool) -> None:
-    assert live.is_version_in(version, wanted) == is_in
+    assert versions.is_version_in(version, wanted) == is_in
 
 
 # -- what NCCL says

@@ -110,6 +110,7 @@ def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> N
         "tls": "none",
         "gpu_warnings": {"accept": []},
         "checks": {},
+        "lint": {"ignore": []},
     }
 
 

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 #: Rooms are packages or single modules; what is in one line may import one another, as long as no circle comes of it.
 FLOORS = (
     ("node.system",),
-    ("node.events", "node.finding", "node.plan"),
+    ("node.events", "node.finding", "node.plan", "node.versions"),
     ("node.layout", "node.journal", "node.confidential", "node.arguments"),
     ("node.keeper",),
     ("node.gpu",),
@@ -30,13 +30,14 @@ FLOORS = (
     ("paths", "errors", "exits"),
     ("inventory",),
     ("release",),
+    ("lint",),
     ("report",),
     ("ssh",),
     ("run",),
 )
 ROOMS = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: What the control side knows of the node side's insides: words both speak, and the reader of a log on this machine.
-SHARED = ("node.events", "node.log")
+SHARED = ("node.events", "node.log", "node.arguments", "node.versions")
 
 
 def modules() -> dict[str, Path]:

@@ -16,6 +16,7 @@ import time
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 from lamplighter.node.gpu import driver, gpus, holders, xids
+from lamplighter.node.start import software
 from lamplighter.node.system import disks, ports, processes
 from lamplighter.node.system.processes import Process
 
@@ -36,10 +37,6 @@ DETAILS = (
     "pcie.link.width.max",
 )
 
-
-#: Files from which NCCL takes variables that no inventory knows of. facts: they print the same lines in its log as the
-#: environment does, and the environment wins.
-NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
 #: Seconds that nvidia-smi may take in all.
 SMI_SECONDS = 20.0
@@ -75,7 +72,7 @@ def node_facts(
         "stuck": stuck(table),
         "iommu": {"groups": _count("/sys/kernel/iommu_groups"), "cmdline": (_text("/proc/cmdline") or "").strip()},
         "fatal_xids": xids.fatal(),
-        "nccl_files": {path: _text(os.path.expanduser(path)) for path in NCCL_FILES},
+        "nccl_files": {path: _text(os.path.expanduser(path)) for path in software.NCCL_FILES},
     }
 
 

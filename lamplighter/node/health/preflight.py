@@ -15,7 +15,7 @@ from lamplighter.node.health import census
 from lamplighter.node.keeper import adopt, launcher, ownership, parents, restarters, systemd
 from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
-from lamplighter.node.start import ground
+from lamplighter.node.start import ground, software
 from lamplighter.node.system import disks, ports, processes
 
 #: A release, its journal and the first minutes of a log; engines' caches and weights are their own affair.
@@ -43,7 +43,7 @@ def examine(
     """Ask every question of the preflight. Touches nothing; takes some nvidia-smi calls and one start of Python.
 
     ``host`` is how the inventory calls this node, for commands that a person can paste. ``release`` is what will be
-    started where that is on the node already; ``request`` has the secrets of one that is not, and ``checks``.
+    started where that is on the node already; ``request`` has the secrets of one that is not, ``checks``, and ``lint``.
     """
     request = request or {}
     port = _look_at_port(plan)
@@ -53,7 +53,7 @@ def examine(
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
     kept = census.find_restarters(plan, engine, home, claims)
     findings = [
-        *_start(plan, engine, resolved, release, request.get("secrets") or {}, stopping),
+        *_start(plan, engine, resolved, release, request, stopping),
         *_port(plan, home, port, claims),
         *_space(home),
         *ground.room_for_verify(
@@ -75,16 +75,18 @@ def _start(
     engine: Mapping[str, Any],
     resolved: gpus.Resolved,
     release: Optional[ReleaseDirectory],
-    secrets: Mapping[str, str],
+    request: Mapping[str, Any],
     stopping: Collection[int],
 ) -> Iterable[Finding]:
-    """Whether what is wanted can start here."""
+    """Whether what is wanted can start here, and what this node's software makes of it."""
     count = None if resolved.error is not None else len(resolved.uuids)
     try:
-        start = ground.start_of(plan, engine, release, gpu_count=count, secrets=secrets)
+        start = ground.start_of(plan, engine, release, gpu_count=count, secrets=request.get("secrets"))
     except ground.NoAnswer:
         return  # the proof that follows says what is wrong with the script, and what to do
     yield from ground.examine(start, stopping)
+    if "lint" in request:
+        yield from software.examine(start, request["lint"])
 
 
 @dataclasses.dataclass(frozen=True)

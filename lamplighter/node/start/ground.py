@@ -71,6 +71,10 @@ class Start:
     def needs(self) -> Mapping[str, Any]:
         return self.engine.get("needs") or {}
 
+    @property
+    def ranks(self) -> Mapping[str, Any]:
+        return self.needs.get("ranks") or {}
+
     def setting(self, name: str) -> str:
         return f"servers.{self.name}.{name}"
 
@@ -325,7 +329,9 @@ def _files(start: Start) -> Iterator[Finding]:
 
 def _shared_memory(start: Start, stopping: Collection[int]) -> Iterator[Finding]:
     room = start.needs.get("room") or {}
-    least = int(room.get("shm_mib_ranks" if (_ranks_here(start) or 1) > 1 else "shm_mib") or 0)
+    least = int(
+        room.get("shm_mib_ranks" if (arguments.ranks_here(start.ranks, start.argv) or 1) > 1 else "shm_mib") or 0
+    )
     free = disks.space(SHARED_MEMORY)
     if free["error"]:
         return  # none is mounted here: nothing in there can be full
@@ -476,51 +482,15 @@ def _name_of(words: Sequence[str], place: int, arguments_end: int) -> str:
 
 
 def _ranks(start: Start) -> Iterator[Finding]:
-    wanted = _gpus_wanted(start)
+    wanted = arguments.gpus_wanted(start.ranks, start.argv)
     if not start.gpus or wanted is None or wanted <= start.gpus:
         return
     given = "1 GPU" if start.gpus == 1 else f"{start.gpus} GPUs"
     message = f"the command line needs {wanted} GPUs on this node, {start.setting('gpus')} gives {given}"
-    said = _ranks_said(start)
+    said = arguments.ranks_said(start.ranks, start.argv)
     hint = f"lower {' or '.join(_where(start, flag) for flag in said)}, or give more under {start.setting('gpus')}"
     evidence = ", ".join(f"{flag} {value}" for flag, value in said.items())
     yield Finding("gpu_count", "error", message, evidence, hint)
-
-
-def _gpus_wanted(start: Start) -> Optional[int]:
-    """Return up to which GPU the ranks of this node count, or None where the command line does not tell."""
-    ranks = _ranks_here(start)
-    first = arguments.value_of((start.needs.get("ranks") or {}).get("first_gpu") or (), start.argv)
-    return None if ranks is None else ranks + (int(first) if first is not None and first.isdigit() else 0)
-
-
-def _ranks_here(start: Start) -> Optional[int]:
-    """Return how many ranks, each with a GPU of its own, the command line starts here; None where that is not told."""
-    rule = start.needs.get("ranks") or {}
-    for flags in rule.get("elsewhere") or ():
-        if arguments.value_of(flags["flags"], start.argv) in flags["values"]:
-            return None
-    total = 1
-    for factor in rule.get("factors") or ():
-        value = arguments.value_of(factor["flags"], start.argv)
-        if value is None or arguments.has_any(factor.get("unless") or (), start.argv):
-            continue
-        if not value.isascii() or not value.isdigit() or not int(value):
-            return None  # the engine's own parser has a word to say about it
-        total *= int(value)
-    nodes = arguments.value_of(rule.get("nodes") or (), start.argv) or "1"
-    return -(-total // max(1, int(nodes))) if nodes.isascii() and nodes.isdigit() else None
-
-
-def _ranks_said(start: Start) -> Dict[str, str]:
-    """Return the flags that decide how many GPUs are needed, as they are given."""
-    rule = start.needs.get("ranks") or {}
-    flags = [
-        *(flag for factor in rule.get("factors") or () for flag in factor["flags"]),
-        *(rule.get("first_gpu") or ()),
-    ]
-    found = {flag: arguments.value_of((flag,), start.argv) for flag in flags}
-    return {flag: value for flag, value in found.items() if value is not None}
 
 
 def _where(start: Start, flag: str) -> str:

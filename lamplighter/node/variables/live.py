@@ -24,6 +24,7 @@ from lamplighter.node.system import processes
 from lamplighter.node.system.processes import Process
 from lamplighter.node.variables import memory, nccl
 from lamplighter.node.variables.before import SECRET
+from lamplighter.node.versions import is_version_in
 
 CARRIES, DIFFERS, INCONCLUSIVE = "carries", "differs", "inconclusive"
 MEMORY, RECORD, EXEC, NOTHING = "memory", "record", "exec", "nothing"
@@ -308,25 +309,6 @@ def _who(
         writes = f"{engine.get('name', 'the engine')} writes it itself ({known[0]})"
         return f"{writes}, {at_start}" if at_start else writes
     return at_start or "changed by the server or by a start-up file"
-
-
-def is_version_in(version: Optional[str], wanted: str) -> bool:
-    """Say whether ``version`` lies in a range such as ``>=0.5.3,<0.5.5``; an unknown one lies in every range."""
-    if version is None or wanted == "*":
-        return True
-    mine = _numbers(version)
-    for part in wanted.split(","):
-        operator, number = re.match(r"(<=|>=|<|>|==)(.*)", part).groups()  # type: ignore[union-attr]
-        other = _numbers(number)
-        width = max(len(mine), len(other))
-        one, two = mine + (0,) * (width - len(mine)), other + (0,) * (width - len(other))
-        if not {"<": one < two, "<=": one <= two, ">": one > two, ">=": one >= two, "==": one == two}[operator]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> Tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+a-z]", version, maxsplit=1)[0]))
 
 
 # ------------------------------------------------------------------------------------------------------- all of them

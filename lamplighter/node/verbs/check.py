@@ -8,16 +8,12 @@ from typing import Any, Iterable
 from lamplighter.node import events
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import choice
-from lamplighter.node.health import (
-    drift,
-    preflight,
-    snapshot,
-    wayback,
-)
+from lamplighter.node.health import drift, preflight, snapshot, wayback
 from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json, server_home
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
+from lamplighter.node.start import ground, software
 from lamplighter.node.system import files, processes
 from lamplighter.node.variables import scope
 from lamplighter.node.verbs import releases, status
@@ -34,6 +30,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
         *found.findings,
         *wayback.examine(home, change, catalogue.way_back(home), found.claims, host),
         *scope.scope_findings(plan, home),
+        *software.changed_files(ground.start_of(plan, engine), request.get("lint") or {}),
         *_failed_before(home, request),
     ]
     return {
