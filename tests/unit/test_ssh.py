@@ -221,11 +221,11 @@ def importers(*names: str) -> set[str]:
 
 
 def test_the_libraries_stay_behind_the_connection() -> None:
-    parts = {"run/hop.py", "run/host_keys.py", "run/login.py", "run/wire.py"}
-    assert importers("fabric") == {"run/ssh.py"}
-    assert importers("paramiko") == {"run/ssh.py", *parts}
+    parts = {"ssh/hop.py", "ssh/host_keys.py", "ssh/login.py", "ssh/wire.py"}
+    assert importers("fabric") == {"ssh/connection.py"}
+    assert importers("paramiko") == {"ssh/connection.py", *parts}
     assert importers(*(f"lamplighter.{part.removesuffix('.py').replace('/', '.')}" for part in parts)) <= {
-        "run/ssh.py",
+        "ssh/connection.py",
         *parts,
     }
 
