@@ -320,7 +320,8 @@ def start_bystanders(ground: Ground) -> dict[int, str]:
 def are_themselves(found: dict[int, str], count: int) -> dict[int, str] | None:
     """The processes once they have executed what they are."""
     names = " ".join(found.values())
-    return found if len(found) == count and "sglang::" in names and THEIRS in names else None
+    are_done = "sglang::" in names and THEIRS in names and "setsid" not in names
+    return found if len(found) == count and are_done else None
 
 
 def survivors(ground: Ground, bystanders: dict[int, str]) -> dict[int, str]:
