@@ -183,7 +183,7 @@ class ReleaseDirectory:
         return {name: value for name, equals, value in pairs if equals}
 
     def read_verdict(self) -> Optional[dict[str, Any]]:
-        """Return what became of it when it ran last: ``verdict`` good or bad, ``t``, ``run``, ``cause``."""
+        """Return what became of it when it ran last: ``verdict`` good or bad, ``number``, ``t``, ``run``, ``cause``."""
         return read_json(self.verdict, verdict=str, t=(int, float))
 
 
@@ -246,6 +246,11 @@ class ServerHome:
         except OSError:
             return None
         return release if release.is_complete() else None
+
+    def next_verdict(self) -> int:
+        """Return the number for the next verdict on a release here: clocks jump, numbers do not."""
+        verdicts = [each.read_verdict() or {} for each in self.all_releases()]
+        return 1 + max((number for each in verdicts if isinstance(number := each.get("number"), int)), default=0)
 
     def all_releases(self) -> list[ReleaseDirectory]:
         """Return all complete releases."""

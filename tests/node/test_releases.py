@@ -129,3 +129,16 @@ def test_the_release_to_go_back_to_is_never_pruned(home: ServerHome) -> None:
     run: Any = SimpleNamespace(home=home, plan=SimpleNamespace(keep_releases=1))
     releases._prune(run, {"newest"})
     assert sorted(path.name for path in Path(home.path, "releases").iterdir()) == ["newest", "older", "unproven"]
+
+
+def test_a_clock_that_was_a_day_ahead_makes_no_release_the_newest(home: ServerHome) -> None:
+    """Verdicts are in the order in which they were given; those without a number are the oldest."""
+    run: Any = SimpleNamespace(home=home, directory=SimpleNamespace(run_id="r"))
+    for name, t in (("oldest", 86400.0), ("older", 4.0), ("newest", 5.0)):
+        release = next(each for each in home.all_releases() if each.name == name)
+        releases.mark(run, release, "good", None)
+        verdict = json.loads(Path(release.verdict).read_text())
+        Path(release.verdict).write_text(json.dumps({**verdict, "t": t}))
+    assert [release.name for release in releases.good_releases(home)] == ["newest", "older", "oldest"]
+    Path(home.release("older").verdict).write_text(json.dumps({"verdict": "good", "t": 9e9}))
+    assert [release.name for release in releases.good_releases(home)] == ["newest", "oldest", "older"]

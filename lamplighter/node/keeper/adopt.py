@@ -212,7 +212,8 @@ def write(
                 "adopted": {"pid": found.process.pid, "t": time.time()},
             },
         )
-        verdict = {"verdict": "good", "t": time.time(), "run": run_id, "cause": None}
+        number = home.next_verdict()
+        verdict = {"verdict": "good", "number": number, "t": time.time(), "run": run_id, "cause": None}
         files.write_json(inside.verdict, {**verdict, "message": "served when it was adopted"})
         files.place_directory(fresh, release.path)
     except OSError:

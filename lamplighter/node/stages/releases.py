@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import time
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from lamplighter.node.events import Exit
 from lamplighter.node.health import drift, serving
@@ -218,20 +218,28 @@ def earlier_release(home: ServerHome) -> Optional[ReleaseDirectory]:
 
 
 def good_releases(home: ServerHome) -> list[ReleaseDirectory]:
-    """Return the releases that became ready when they ran last, newest first."""
-    dated = []
+    """Return the releases that became ready when they ran last, the one judged last first, whatever the clock said."""
+    judged = []
     for release in home.all_releases():
         verdict = release.read_verdict()
         if verdict is not None and verdict["verdict"] == "good":
-            dated.append((float(verdict["t"]), release))
-    return [release for _, release in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+            judged.append((_place_of(verdict), release))
+    return [release for _, release in sorted(judged, key=lambda pair: pair[0], reverse=True)]
+
+
+def _place_of(verdict: Mapping[str, Any]) -> tuple[int, float]:
+    """Where a verdict stands among all; those without a number are older, and have their time alone."""
+    number = verdict.get("number")
+    return number if isinstance(number, int) else 0, float(verdict["t"])
 
 
 def mark(run: Run, release: ReleaseDirectory, word: str, failure: Optional[StageFailure]) -> None:
+    """Write down what came of a release. Verdicts are numbered, since clocks jump."""
     files.write_json(
         release.verdict,
         {
             "verdict": word,
+            "number": run.home.next_verdict(),
             "t": time.time(),
             "run": run.directory.run_id,
             "cause": failure.cause if failure else None,
