@@ -281,6 +281,15 @@ def test_an_address_of_another_node_is_told_behind_our_own_listener(listener: so
         ("vllm", "-tp 8", {}),
         ("vllm", "--master_port 29777 --nnodes 2", {29777: "torch.distributed"}),
         ("vllm", "-dpp 13345", {13345: "data parallel RPC"}),
+        # What nobody names is taken all the same.
+        ("sglang", "--disaggregation-mode prefill", {8998: "disaggregation bootstrap"}),
+        ("sglang", "--disaggregation-mode=prefill --disaggregation-bootstrap-port 8999", {8999: "disaggregation bootstrap"}),
+        ("sglang", "--disaggregation-mode decode", {}),
+        ("vllm", "--nnodes 2", {29501: "torch.distributed"}),
+        ("vllm", "--nnodes 2 --node-rank 1", {}),
+        ("vllm", "--nnodes 1 --master-port 29777", {}),
+        ("vllm", "--kv-transfer-config {'kv_connector':'NixlConnector'}", {5600: "the NIXL side channel"}),
+        ("vllm", "--kv-transfer-config {'kv_connector':'LMCacheConnectorV1'}", {}),
         ("transformers", "serve", {}),
     ],
 )
@@ -288,6 +297,13 @@ def test_the_ports_that_an_engine_derives(engine: str, words: str, wanted: dict[
     found = {each.port: each.use for each in ground.derived_ports(serving(engine, *words.split()))}
     assert wanted.items() <= found.items()
     assert bool(wanted) == bool(found)
+
+
+def test_a_derived_port_that_a_variable_moves() -> None:
+    words = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    moved = {**ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": "5777"}
+    (found,) = ground.derived_ports(serving("vllm", *words, environment=moved))
+    assert (found.port, found.setting) == (5777, "servers.kimi.env.VLLM_NIXL_SIDE_CHANNEL_PORT")
 
 
 def test_a_derived_port_near_the_end_of_all_ports_lies_below() -> None:
