@@ -141,6 +141,23 @@ def test_the_engine_is_asked_for_in_the_environment_of_the_launch(
     assert ground.installed(mine).version == "1.5"
 
 
+@pytest.mark.parametrize(
+    ("before", "is_found"),
+    [
+        (("env", "PYTHONPATH={site}"), True),
+        (("env", "-u", "PYTHONPATH"), False),
+        (("env", "-i"), False),
+        (("env", "PYTHONPATH={site}", "PYTHONHOME=/nowhere"), False),
+    ],
+)
+def test_what_env_sets_on_the_command_line_counts(site: Path, before: tuple[str, ...], is_found: bool) -> None:
+    """False refusals, and a server found in the place of none."""
+    argv = (*(word.format(site=site) for word in before), sys.executable, "-m", "zebra.launch")
+    environment = ENVIRONMENT if is_found else {**ENVIRONMENT, "PYTHONPATH": str(site)}
+    found = errors(start(argv=argv, engine=ZEBRA, environment=environment))
+    assert ("engine_missing" in found or "interpreter_broken" in found) != is_found
+
+
 def test_an_engine_of_another_version(site: Path) -> None:
     mine = start(engine=ZEBRA, environment={**ENVIRONMENT, "PYTHONPATH": str(site)}, engine_version="1.4")
     assert "the node has zebra 1.5" in errors(mine)["engine_version"].message
