@@ -300,7 +300,11 @@ def test_an_address_of_another_node_is_told_behind_our_own_listener(listener: so
         ("vllm", "-dpp 13345", {13345: "data parallel RPC"}),
         # What nobody names is taken all the same.
         ("sglang", "--disaggregation-mode prefill", {8998: "disaggregation bootstrap"}),
-        ("sglang", "--disaggregation-mode=prefill --disaggregation-bootstrap-port 8999", {8999: "disaggregation bootstrap"}),
+        (
+            "sglang",
+            "--disaggregation-mode=prefill --disaggregation-bootstrap-port 8999",
+            {8999: "disaggregation bootstrap"},
+        ),
         ("sglang", "--disaggregation-mode decode", {}),
         ("vllm", "--nnodes 2", {29501: "torch.distributed"}),
         ("vllm", "--nnodes 2 --node-rank 1", {}),

@@ -89,7 +89,7 @@ def test_what_names_no_python_is_said_so(tmp_path: Path, content: bytes) -> None
 
 @pytest.mark.parametrize("runner", ["conda", "micromamba", "poetry", "pixi"])
 def test_a_runner_of_environments_is_not_asked_in_the_place_of_the_one_it_chooses(tmp_path: Path, runner: str) -> None:
-    """conda is a console script of its base environment, where no engine is."""
+    """Conda is a console script of its base environment, where no engine is."""
     (tmp_path / runner).write_text("#!/opt/base/bin/python\n")
     (tmp_path / runner).chmod(0o755)
     words = [runner, "run", "-n", "llm", "python", "-m", "vllm"]

@@ -231,12 +231,13 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     if edited is not None:
         hint = "it will be replaced once the new server is ready; keep changes in a drop-in (`systemctl edit`)"
         yield Finding("unit_edited", "warning", "the unit file is not as lamplighter wrote it", edited, hint)
-    yield from _logout(choice.kind)
+    yield from _unasked_ends(choice.kind, home)
 
 
-def _logout(kind: str) -> Iterable[Finding]:
+def _unasked_ends(kind: str, home: ServerHome) -> Iterable[Finding]:
     """What would end the server though nobody stops it: what is known to kill it refuses."""
-    for danger in systemd.dangers(is_unit=kind == launcher.SYSTEMD):
+    is_unit = kind == launcher.SYSTEMD
+    for danger in (*systemd.dangers(is_unit=is_unit), *(systemd.dangers_of_drop_ins(home) if is_unit else ())):
         level = "error" if danger.is_sure else "warning"
         yield Finding(danger.id, level, danger.message, f"{danger.evidence}, launcher {kind}", danger.hint)
 

@@ -72,8 +72,9 @@ def interpreter_of(argv: Sequence[str], path: str, python: Optional[str] = None)
     """Return the words that start the Python of ``argv``, with its own flags: ``[.../python, "-I"]``.
 
     Follows a console script's first line (env, env -S, the shell line of pip and uv for long paths), ``uv run`` and
-    ``env NAME=value``, which stays: what it sets decides what that Python finds. ``path`` is the PATH of the launch; ``python`` is known to be one whatever its name, also
-    behind a program that starts it (numactl, nice). Raises NoPython.
+    ``env NAME=value``, which stays: what it sets decides what that Python finds. ``path`` is the PATH of the launch;
+    ``python`` is known to be one whatever its name, also behind a program that starts it (numactl, nice). Raises
+    NoPython.
     """
     words = list(argv)
     if not words:
