@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lamplighter.node.health import serving
+from lamplighter.node.health import serving, wayback
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import ports
@@ -105,3 +106,19 @@ def test_of_one_whose_release_is_damaged_nobody_says_that_it_serves(
     assert told["state"] == "unknown"
     for said in (str(now), told["message"]):
         assert "release aaaaaaaaaaaa is damaged, or not on the node any more: how to ask it is not known" in said
+
+
+def test_one_of_which_it_is_not_known_whether_it_serves_is_not_given_up(tmp_path: Path, server: Server) -> None:
+    """Its release is damaged, and the one to go back to cannot start: who stops it may find out in the dark."""
+    home = deployed(tmp_path / "servers" / "x", server, "vllm")
+    plan = Plan.load(plan_of("vllm", server.server_port))
+    target = home.release("b" * 12)
+    shutil.copytree(home.release("a" * 12).path, target.path)
+    Path(home.release("a" * 12).plan).write_text("{")
+    change = wayback.Change(plan, ENGINES["vllm"], "c" * 12)
+    (found,) = wayback.examine(home, change, target, (), "box")
+    assert (found.id, found.level) == ("way_back", "error")
+    server.shutdown()
+    server.server_close()
+    (found,) = wayback.examine(home, change, target, (), "box")
+    assert found.level == "warning"
