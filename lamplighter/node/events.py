@@ -131,6 +131,7 @@ def ended(outcome: str, exit_code: int, message: str, **fields: Any) -> Event:
 
     stage, phase, cause, evidence, hint, release, durations {stage: seconds}, ready_seconds, downtime_seconds (last
     answer of the old server to first answer of the new; null when no old one served), and
-    serving: null | {"release", "pid", "port", "model", "since" (wall clock seconds)}.
+    serving: null | {"release", "pid", "port", "model", "since" (wall clock seconds)}. With null, ``serving_unknown``
+    says why it is not known what serves; empty where nothing does.
     """
     return {"event": END, "outcome": outcome, "exit_code": int(exit_code), "message": message, **fields}

@@ -219,8 +219,13 @@ class Run:
             "since": round(self.began, 3),
         }
 
-    def end(self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]]) -> None:
-        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once."""
+    def end(
+        self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]], unknown: str = ""
+    ) -> None:
+        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once.
+
+        ``unknown``: why it is not known what serves.
+        """
         failure = self.failure
         downtime = None
         if self.old_answered_at is not None and self.new_answered_at is not None:
@@ -242,6 +247,7 @@ class Run:
                 ready_seconds=self.ready_seconds,
                 downtime_seconds=downtime,
                 serving=serving,
+                serving_unknown=unknown,
             )
         )
 

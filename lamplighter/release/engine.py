@@ -434,13 +434,25 @@ class _Room(_Part):
     shm_mib_ranks: int = 0
 
 
+class _Value(_Part):
+    """A flag whose value a pattern is found in."""
+
+    flags: Annotated[Flags, Field(min_length=1)]
+    like: Regex
+
+
 class _DerivedPorts(_Part):
-    """Ports in a row. ``plus``: what the first is above the HTTP port where none of ``flags`` says it."""
+    """Ports in a row, taken where one of ``when`` is given and ``only`` holds. Which the first is, ``flags`` or the
+    variable ``env`` say; else it lies ``plus`` above the HTTP port, or is ``default``.
+    """
 
     uses: Annotated[tuple[StrictStr, ...], Field(min_length=1)]
     flags: Flags = ()
+    env: StrictStr | None = None
     plus: int | None = None
+    default: int | None = None
     when: Flags = ()
+    only: _Value | None = None
     rank: Flags = ()
 
 

@@ -382,6 +382,7 @@ class _Run:
             hint=text(event.get("hint")) or (first.hint if first else ""),
             release=text(event.get("release")) or self.release,
             serving=_serving(event.get("serving")),
+            serving_text=text(event.get("serving_unknown")) or "",
             durations=_durations(durations) if isinstance(durations, Mapping) else self._durations(),
             ready_seconds=number(event.get("ready_seconds")),
             downtime_seconds=number(event.get("downtime_seconds")),

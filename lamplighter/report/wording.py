@@ -168,9 +168,10 @@ def serving(data: Mapping[str, Any]) -> str:
     parts = [clean(data.get("model")) or "a server"]
     if port := clean(data.get("port")):
         parts[0] += f" on port {port}"
-    if pid := clean(data.get("pid")):
+    pid, release = clean(data.get("pid")), clean(data.get("release"))
+    if pid and not release.startswith(f"pid {pid} "):  # who is not ours is called by that
         parts.append(f"pid {pid}")
-    if release := clean(data.get("release")):
+    if release:
         parts.append(release if " " in release else f"release {release}")
     if since := moment(data.get("since")):
         parts.append(f"since {since}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,14 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             advice = "do not connect; find out why this key was revoked"
         else:
             what, why = "has changed", f"it showed {kind} {shown}; known is {known}"
+            place = self._file
             forget = " && ".join(
                 dict.fromkeys(shlex.join(["ssh-keygen", "-R", self._names[0], "-f", str(line.file)]) for line in lines)
             )
             advice = (
                 f"either the node was installed again or somebody is listening in: compare with its console "
                 f"({_own_fingerprint(kind)}); if it is right: {forget}"
-                + (f" && {self._add_command(kind, blob, self._file)}" if self._file else "")
+                + (f" && {self._add_command(kind, blob, place)}" if place and not _keeps_nothing(place) else "")
             )
         error = HostKeyChanged(
             f"{self._name}: the host key of {self._host}:{self._port} {what}",
@@ -138,11 +140,11 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         return error
 
     def _then_add(self, kind: str, blob: bytes) -> str:
-        if self._file:
+        if self._file and not _keeps_nothing(self._file):
             return f"then run: {self._add_command(kind, blob, self._file)}"
         # a file that keeps nothing, or none: ssh itself has no place for the key either
         return (
-            "then set the host variable known_hosts to a file (ssh_config names none that keeps anything) and run: "
+            "then set the host variable known_hosts to a file (none that keeps anything is named) and run: "
             + self._add_command(kind, blob, Path("THAT_FILE"))
         )
 
@@ -157,6 +159,15 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             return f"{ready}echo {shlex.quote(known_line(self._names[0], kind, blob))} >> {file}"
         port = "" if self._port == 22 else f"-p {self._port} "
         return f"{ready}ssh-keyscan {port}{shlex.quote(self._host)} >> {file}"
+
+
+def _keeps_nothing(file: Path) -> bool:
+    """Tell whether ``file`` is there and is one into which nobody should write a line: a device, a FIFO, a socket."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _revoked_keys(name: str, settings: Settings) -> tuple[KnownKey, ...]:

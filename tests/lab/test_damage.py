@@ -50,6 +50,21 @@ def test_records_without_their_fields_hinder_no_verb(box: Box) -> None:
     assert {row["release"]: row["verdict"] for row in releases_of(box)} == {second: "good", first: "unproven"}
 
 
+def test_of_a_run_whose_journal_was_removed_nobody_says_that_it_was_abandoned(box: Box) -> None:
+    deploy_two(box)
+    first, second = sorted((box.state / "runs").iterdir())
+    for run in (first, second):
+        (run / "events.jsonl").unlink()
+    assert status_of(box)["last_run"]["state"] == "unknown"
+    assert "killed" not in box.run("status").stdout
+    assert box.deploy().code == Exit.OK
+    for run in (first, second):
+        assert run.exists()
+        told = box.run("attach", "--run", run.name)
+        assert "abandoned" not in told.stdout + told.stderr, told
+        assert "no run" in told.stdout + told.stderr, told
+
+
 PLANS = {
     "empty": lambda plan: "",
     "torn": lambda plan: plan[: len(plan) // 2],

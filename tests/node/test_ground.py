@@ -141,6 +141,23 @@ def test_the_engine_is_asked_for_in_the_environment_of_the_launch(
     assert ground.installed(mine).version == "1.5"
 
 
+@pytest.mark.parametrize(
+    ("before", "is_found"),
+    [
+        (("env", "PYTHONPATH={site}"), True),
+        (("env", "-u", "PYTHONPATH"), False),
+        (("env", "-i"), False),
+        (("env", "PYTHONPATH={site}", "PYTHONHOME=/nowhere"), False),
+    ],
+)
+def test_what_env_sets_on_the_command_line_counts(site: Path, before: tuple[str, ...], is_found: bool) -> None:
+    """False refusals, and a server found in the place of none."""
+    argv = (*(word.format(site=site) for word in before), sys.executable, "-m", "zebra.launch")
+    environment = ENVIRONMENT if is_found else {**ENVIRONMENT, "PYTHONPATH": str(site)}
+    found = errors(start(argv=argv, engine=ZEBRA, environment=environment))
+    assert ("engine_missing" in found or "interpreter_broken" in found) != is_found
+
+
 def test_an_engine_of_another_version(site: Path) -> None:
     mine = start(engine=ZEBRA, environment={**ENVIRONMENT, "PYTHONPATH": str(site)}, engine_version="1.4")
     assert "the node has zebra 1.5" in errors(mine)["engine_version"].message
@@ -281,6 +298,19 @@ def test_an_address_of_another_node_is_told_behind_our_own_listener(listener: so
         ("vllm", "-tp 8", {}),
         ("vllm", "--master_port 29777 --nnodes 2", {29777: "torch.distributed"}),
         ("vllm", "-dpp 13345", {13345: "data parallel RPC"}),
+        # What nobody names is taken all the same.
+        ("sglang", "--disaggregation-mode prefill", {8998: "disaggregation bootstrap"}),
+        (
+            "sglang",
+            "--disaggregation-mode=prefill --disaggregation-bootstrap-port 8999",
+            {8999: "disaggregation bootstrap"},
+        ),
+        ("sglang", "--disaggregation-mode decode", {}),
+        ("vllm", "--nnodes 2", {29501: "torch.distributed"}),
+        ("vllm", "--nnodes 2 --node-rank 1", {}),
+        ("vllm", "--nnodes 1 --master-port 29777", {}),
+        ("vllm", "--kv-transfer-config {'kv_connector':'NixlConnector'}", {5600: "the NIXL side channel"}),
+        ("vllm", "--kv-transfer-config {'kv_connector':'LMCacheConnectorV1'}", {}),
         ("transformers", "serve", {}),
     ],
 )
@@ -288,6 +318,13 @@ def test_the_ports_that_an_engine_derives(engine: str, words: str, wanted: dict[
     found = {each.port: each.use for each in ground.derived_ports(serving(engine, *words.split()))}
     assert wanted.items() <= found.items()
     assert bool(wanted) == bool(found)
+
+
+def test_a_derived_port_that_a_variable_moves() -> None:
+    words = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    moved = {**ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": "5777"}
+    (found,) = ground.derived_ports(serving("vllm", *words, environment=moved))
+    assert (found.port, found.setting) == (5777, "servers.kimi.env.VLLM_NIXL_SIDE_CHANNEL_PORT")
 
 
 def test_a_derived_port_near_the_end_of_all_ports_lies_below() -> None:

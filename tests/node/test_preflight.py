@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lamplighter.node.finding import Finding
-from lamplighter.node.gpu import gpus
+from lamplighter.node.gpu import choice, gpus
 from lamplighter.node.health import preflight
 from lamplighter.node.layout import RunDirectory, ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import ports, processes
-from tests.node.living import Living, until
+from tests.node.living import PROJECT, SLEEP, Living, until
 
 #: Binds a port, says which in a file, and listens when another file is there.
 STARTING = """
@@ -128,3 +129,38 @@ def test_a_host_that_is_not_this_nodes_is_refused_though_our_own_server_has_the_
     assert told["listen_address"].level == "error"
     assert "servers.demo.host" in told["listen_address"].hint
     assert "port_in_use" not in told
+
+
+# ------------------------------------------------------------------------------------------------------ who may stay
+
+PROGRAMS = yaml.safe_load((PROJECT / "roles/node/programs.yml").read_text())
+MPS, TRAINER = "nvidia-cuda-mps-control", "trainer"
+
+
+@pytest.mark.parametrize(
+    ("listed", "others", "says"),
+    [
+        (["/usr/lib/xorg/Xorg"], [], "/usr/lib/xorg/Xorg may stay: list it in servers.demo.allow"),
+        ([], [MPS], f"{MPS} may stay: list it in servers.demo.allow"),
+        (["nvtop"], [MPS], f"{MPS}, nvtop may stay: list them in servers.demo.allow"),
+        ([], [MPS, TRAINER], f"{MPS} may stay: list it in servers.demo.allow; the others: end them, or list"),
+        ([], [TRAINER], "end them, or list their names in servers.demo.stale.kill"),
+    ],
+)
+def test_monitors_and_mps_are_hinted_to_allow_by_the_names_that_count(
+    starting: Starting, living: Living, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    listed: list[str], others: list[str], says: str,
+) -> None:  # fmt: skip
+    """``listed``: by nvidia-smi, under that name; ``others`` only have the devices open."""
+    for name in others:
+        (tmp_path / name).symlink_to(SLEEP)
+    pids = [living.start([SLEEP, "600"]).pid for _ in listed]
+    apps = tuple(gpus.AppRow("GPU-a", pid, name, "5", True) for pid, name in zip(pids, listed, strict=True))
+    pids += [living.start([str(tmp_path / name), "600"]).pid for name in others]
+    held = gpus.Verdict(gpus.HELD, tuple(pids), "held", foreign=tuple(pids), apps=apps)
+    monkeypatch.setattr(choice, "settled_verdict", lambda *_: held)
+    monkeypatch.setattr(choice, "unfit_gpus", lambda *_: ())
+    monkeypatch.setattr(preflight.census, "find_claims", lambda *_: ())
+    plan, resolved = starting.plan(), gpus.Resolved(("GPU-a",))
+    found = preflight.examine(plan, {"programs": PROGRAMS}, starting.home, resolved, "gpu1").findings
+    assert says in next(each.hint for each in found if each.id == "gpu_held")

@@ -235,6 +235,21 @@ def test_a_container_of_kubernetes_is_only_named_though_docker_knows_it(docker: 
     assert not (docker / "calls").exists()
 
 
+@pytest.mark.parametrize("is_mute", [False, True])
+@pytest.mark.parametrize(("cgroup", "tool"), [(DOCKER, "docker"), (PODMAN, "podman")])
+def test_a_container_that_may_not_be_asked_about_is_an_obstacle(
+    docker: Path, cgroup: str, tool: str, is_mute: bool
+) -> None:
+    """Whether it starts the server again, nobody tells: refused by the socket, or an answer that is none."""
+    refuses = "echo permission denied while trying to connect >&2; exit 1"
+    (docker / tool).write_text(f"#!/bin/sh\n{'exit 0' if is_mute else refuses}\n")
+    (found,) = find(claims(process(10, cgroup)))
+    assert not found.may_be_stopped
+    assert f"{tool} may not be asked about it: " in found.obstacle
+    assert ("it said ''" in found.obstacle) == is_mute
+    assert f"use {tool}, or use become: true" in found.hint
+
+
 def test_a_container_that_does_not_stop_is_said(docker: Path) -> None:
     (found,) = find(claims(process(10, DOCKER)))
     (docker / "broken").touch()

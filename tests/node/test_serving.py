@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lamplighter.node.health import serving
+from lamplighter.node.health import serving, wayback
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import ports
+from lamplighter.node.verbs import status
 from tests.node.living import Living, until
 from tests.node.test_liveness import ENGINES, Server, deployed, plan_of, server
 
@@ -84,3 +86,39 @@ def test_a_listener_that_is_no_server_is_named_and_nothing_is_serving(tmp_path: 
 def test_where_nobody_listens_nothing_is_serving(tmp_path: Path, living: Living) -> None:
     plan = Plan.load(plan_of("vllm", living.port()))
     assert str(serving.look(ServerHome(str(tmp_path / "x")), plan, ENGINES["vllm"])) == "nothing is serving"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("generates", [True, False])
+def test_of_one_whose_release_is_damaged_nobody_says_that_it_serves(
+    tmp_path: Path, server: Server, ready: bool, generates: bool
+) -> None:
+    """It answers HTTP, which a hung one does as well: every verb says so, and none calls the node dark."""
+    server.generates = generates
+    home = deployed(tmp_path / "servers" / "x", server, "vllm")
+    note(home, ready=ready)
+    Path(home.release("a" * 12).plan).write_text("{")
+    now = serving.look(home, Plan.load(plan_of("vllm", server.server_port)), ENGINES["vllm"], SECONDS)
+    assert (now.record, now.is_alive, now.may_serve) == (None, True, True)
+    assert str(now).startswith("what serves is not known: release aaaaaaaaaaaa (pid ")
+    assert now.as_before == str(now)
+    told = status.describe(home, "box", SECONDS)
+    assert told["state"] == "unknown"
+    for said in (str(now), told["message"]):
+        assert "release aaaaaaaaaaaa is damaged, or not on the node any more: how to ask it is not known" in said
+
+
+def test_one_of_which_it_is_not_known_whether_it_serves_is_not_given_up(tmp_path: Path, server: Server) -> None:
+    """Its release is damaged, and the one to go back to cannot start: who stops it may find out in the dark."""
+    home = deployed(tmp_path / "servers" / "x", server, "vllm")
+    plan = Plan.load(plan_of("vllm", server.server_port))
+    target = home.release("b" * 12)
+    shutil.copytree(home.release("a" * 12).path, target.path)
+    Path(home.release("a" * 12).plan).write_text("{")
+    change = wayback.Change(plan, ENGINES["vllm"], "c" * 12)
+    (found,) = wayback.examine(home, change, target, (), "box")
+    assert (found.id, found.level) == ("way_back", "error")
+    server.shutdown()
+    server.server_close()
+    (found,) = wayback.examine(home, change, target, (), "box")
+    assert found.level == "warning"

@@ -29,7 +29,8 @@ BARE = {"PATH": "/usr/bin:/bin"}
         ("python -Ec pass", "python -E"),
         ("python -Werror -Xutf8 x.py", "python -Werror -Xutf8"),
         ("python", "python"),
-        ("env -u A B=1 python -I x.py", "python -I"),
+        ("env -u A B=1 python -I x.py", "env -u A B=1 python -I"),
+        ("/usr/bin/env -i PYTHONPATH=/x -C /srv python3 -m x", "/usr/bin/env -i PYTHONPATH=/x -C /srv python3"),
         ("/usr/bin/env -S python3 -E x.py", "python3 -E"),
         ("sudo -n -u llm A=1 /opt/v/bin/python -m x", "sudo -n -u llm A=1 /opt/v/bin/python"),
         ("uv run python -I x.py", "uv run python -I"),
@@ -47,7 +48,7 @@ def test_the_words_that_start_python(argv: str, words: str) -> None:
     [
         ("/opt/v/bin/python-dbg -I -m x", "/opt/v/bin/python-dbg -I"),
         ("{true} --membind 0 /opt/v/bin/python-dbg -E x.py", "/opt/v/bin/python-dbg -E"),
-        ("env A=1 {true} /opt/v/bin/python-dbg", "/opt/v/bin/python-dbg"),
+        ("env A=1 {true} /opt/v/bin/python-dbg", "env A=1 /opt/v/bin/python-dbg"),
     ],
 )
 def test_the_inventorys_python_is_known_by_any_name_and_behind_any_program(argv: str, words: str) -> None:
@@ -65,6 +66,7 @@ def test_the_inventorys_python_is_known_by_any_name_and_behind_any_program(argv:
         ("#!/opt/v/bin/python3.12 -I\n", ["/opt/v/bin/python3.12", "-I"]),
         ("#! /usr/bin/env python3\n", ["python3"]),
         ("#!/usr/bin/env -S python3 -E\n", ["python3", "-E"]),
+        ("#!/usr/bin/env -S PYTHONSAFEPATH=1 python3\n", ["/usr/bin/env", "PYTHONSAFEPATH=1", "python3"]),
         ("#!/bin/sh\n'''exec' \"/a long/v/bin/python\" \"$0\" \"$@\"\n' '''\n", ["/a long/v/bin/python"]),
         ("#!/bin/sh\n'''exec' /v/bin/python -I \"$0\" \"$@\"\n' '''\n", ["/v/bin/python", "-I"]),
     ],
@@ -83,6 +85,16 @@ def test_what_names_no_python_is_said_so(tmp_path: Path, content: bytes) -> None
     for argv in ([str(tmp_path / "server")], ["gone"], [str(tmp_path / "gone")], [], ["uvx", "vllm"]):
         with pytest.raises(NoPython):
             interpreter_of(argv, str(tmp_path))
+
+
+@pytest.mark.parametrize("runner", ["conda", "micromamba", "poetry", "pixi"])
+def test_a_runner_of_environments_is_not_asked_in_the_place_of_the_one_it_chooses(tmp_path: Path, runner: str) -> None:
+    """Conda is a console script of its base environment, where no engine is."""
+    (tmp_path / runner).write_text("#!/opt/base/bin/python\n")
+    (tmp_path / runner).chmod(0o755)
+    words = [runner, "run", "-n", "llm", "python", "-m", "vllm"]
+    with pytest.raises(NoPython, match=f"{runner} chooses the environment itself"):
+        interpreter_of(words, str(tmp_path), "/opt/llm/bin/python")
 
 
 def test_a_python_tells_its_prefix_flags_and_file(tmp_path: Path) -> None:

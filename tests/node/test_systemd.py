@@ -169,6 +169,8 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------- what would end a server unasked
 
 SESSION = "0::/user.slice/user-1001.slice/session-3.scope\n"
+NIGHT = "0::/user.slice/user-1001.slice/user@1001.service/app.slice/night.service\n"
+NO = {"KillUserProcesses": "b false"}
 YES = {"KillUserProcesses": "b true", "KillExcludeUsers": 'as 1 "root"', "KillOnlyUsers": "as 0"}
 
 
@@ -187,7 +189,10 @@ YES = {"KillUserProcesses": "b true", "KillExcludeUsers": 'as 1 "root"', "KillOn
         ("0::/system.slice/lamplighter-run-x.scope\n", YES, "", []),
         ("0::/system.slice/ssh.service\n", YES, "process", []),
         ("0::/system.slice/system-ssh.slice/ssh@3.service\n", YES, "control-group", ["unit_kills"]),
-        ("0::/user.slice/user-1001.slice/user@1001.service/app.slice/night.service\n", YES, "mixed", ["unit_kills"]),
+        (NIGHT, YES, "mixed", ["manager_ends", "unit_kills"]),
+        (NIGHT.replace("night.service", "tmux-spawn-7.scope"), NO, "", ["manager_ends"]),
+        (SESSION, {**NO, "RuntimeMaxUSec": "1h"}, "", ["login_expires"]),
+        (SESSION, {**NO, "RuntimeMaxUSec": "infinity"}, "", []),
     ],
 )
 def test_what_ends_a_server_that_stays_where_we_are(
@@ -198,7 +203,9 @@ def test_what_ends_a_server_that_stays_where_we_are(
     monkeypatch.setattr(systemd, "RUNNING", str(tmp_path))
     monkeypatch.setattr(systemd, "logind", said.get)
     monkeypatch.setattr(systemd, "scope", lambda unit: [])
-    monkeypatch.setattr(Manager, "show", lambda *_: {"KillMode": mode})
+    shown = {"KillMode": mode, "RuntimeMaxUSec": said.get("RuntimeMaxUSec", "")}
+    monkeypatch.setattr(Manager, "show", lambda *_: shown)
+    monkeypatch.setattr(systemd, "LINGER", str(tmp_path))
     monkeypatch.setattr(processes, "user_name", lambda uid: {0: "root"}.get(uid, str(uid)))
     monkeypatch.setattr(processes, "read_process", lambda pid: dataclasses.replace(me, cgroup=cgroup))
     found = systemd.dangers(is_unit=False)
@@ -208,3 +215,37 @@ def test_what_ends_a_server_that_stays_where_we_are(
     assert systemd.dangers(is_unit=True) == []
     monkeypatch.setattr(systemd, "scope", lambda unit: ["systemd-run"])
     assert systemd.dangers(is_unit=False) == []
+
+
+@pytest.mark.parametrize(
+    ("directory", "text", "expected"),
+    [
+        ("{unit}.d", "[Service]\nRuntimeMaxSec=8h\n", [("unit_dies", True)]),
+        ("service.d", "[Service]\n  RuntimeMaxSec = 3600\n", [("unit_dies", True)]),
+        ("lamplighter-.service.d", "[Unit]\nStopWhenUnneeded=yes\n", [("unit_dies", True)]),
+        ("{unit}.d", "[Unit]\nRefuseManualStart=true\n", [("unit_dies", True)]),
+        ("{unit}.d", "[Unit]\nBindsTo=vpn.service\n", [("unit_tied", False)]),
+        ("{unit}.d", "[Unit]\nPartOf=nvidia-dcgm.service\n", [("unit_tied", False)]),
+        ("{unit}.d", "[Unit]\nRequisite=data.mount\n", [("unit_tied", False)]),
+        ("{unit}.d", "[Service]\nRuntimeMaxSec=infinity\n[Unit]\nStopWhenUnneeded=no\nPartOf=\n", []),
+        ("{unit}.d", "#RuntimeMaxSec=5\n[Service]\nRuntimeMaxSec=5\nRuntimeMaxSec=\n", []),
+        ("{unit}.d", "[Service]\nCPUWeight=50\n", []),
+        ("other.service.d", "[Service]\nRuntimeMaxSec=5\n", []),
+    ],
+)
+def test_settings_beside_the_unit_that_end_the_server_are_told(
+    home: ServerHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, directory: str, text: str,
+    expected: list[tuple[str, bool]],
+) -> None:  # fmt: skip
+    weak, strong = tmp_path / "lib", tmp_path / "etc"
+    monkeypatch.setattr(Manager, "drop_in_bases", (str(strong), str(weak)))
+    place = weak / directory.format(unit=systemd.unit_for(home.name).name)
+    place.mkdir(parents=True)
+    (place / "50-limits.conf").write_text(text)
+    found = systemd.dangers_of_drop_ins(home)
+    assert [(danger.id, danger.is_sure) for danger in found] == expected
+    assert all(str(place / "50-limits.conf") in danger.evidence + danger.hint for danger in found)
+    over = strong / place.name  # of one name, the first place counts
+    over.mkdir(parents=True)
+    (over / "50-limits.conf").symlink_to(os.devnull)
+    assert systemd.dangers_of_drop_ins(home) == []

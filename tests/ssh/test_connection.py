@@ -339,6 +339,20 @@ def test_a_host_key_that_no_file_would_keep(desk: Desk, spec: ConnectionSpec, us
         assert node.is_alive
 
 
+@pytest.mark.parametrize("kind", ["device", "fifo"])
+def test_nobody_is_told_to_write_a_host_key_into_what_is_no_file(
+    desk: Desk, spec: ConnectionSpec, tmp_path: Path, kind: str
+) -> None:
+    place = "/dev/zero" if kind == "device" else str(tmp_path / "pipe")
+    if kind == "fifo":
+        os.mkfifo(place)
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(replace(spec, known_hosts=place)).open()
+    assert f">> {place}" not in caught.value.next_step
+    assert "set the host variable known_hosts to a file" in caught.value.next_step
+    assert f"not readable: {place}" in str(caught.value)
+
+
 @pytest.mark.parametrize("place", ["known_hosts", "new/deep/known_hosts", "directory", "it's"])
 def test_the_line_that_we_print_makes_the_host_known(desk: Desk, spec: ConnectionSpec, place: str) -> None:
     file = desk.user_ssh / place

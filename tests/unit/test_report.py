@@ -48,6 +48,16 @@ def fold_of(*stories: list[events.Event]) -> Fold:
     return fold
 
 
+def test_what_serves_may_be_unknown_and_is_then_no_nothing() -> None:
+    why = "not known: release 3f2a9c81d0aa (pid 7) answers HTTP"
+    journal = Journal()
+    journal.stage("lock")
+    journal.write(events.ended("refused", Exit.REFUSED, "no", serving=None, serving_unknown=why))
+    told = "\n".join(summary(Report.fold(journal.lines)))
+    assert f"serving now  {why}" in told
+    assert "nothing, as before" not in told
+
+
 def test_json_of_a_rollback_is_the_contract() -> None:
     body = Report.fold(rolled_back()).to_json()["report"]
     assert body["exit_code"] == 9

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from lamplighter.errors import InventoryError, Unreachable
 from lamplighter.node import events
+from lamplighter.report import wording
 from lamplighter.report.jsonlines import JsonLines
 from lamplighter.report.lines import Lines
 from lamplighter.report.live import Live, View
@@ -484,3 +485,9 @@ def test_the_live_view_and_the_lines_show_them() -> None:
     assert "rank 1 weights" in shown
     progress.take(event, 2.0)
     assert progress.eta == progress.ranks == ""
+
+
+def test_who_is_not_ours_is_named_by_its_pid_once() -> None:
+    told = {"release": "pid 4242 (/opt/x/python)", "pid": 4242, "port": 8000, "model": "kimi"}
+    assert wording.serving(told) == "kimi on port 8000, pid 4242 (/opt/x/python)"
+    assert wording.serving({**told, "release": "unit llm.service"}) == "kimi on port 8000, pid 4242, unit llm.service"

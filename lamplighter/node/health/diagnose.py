@@ -51,8 +51,9 @@ def _since(home: ServerHome, run: RunDirectory) -> List[str]:
         end = _told(newest).get(events.END)
         how = f"ended {end.get('outcome')}" if end is not None else "has not ended, or was killed"
         notes.append(f"the newest run, {newest.run_id}, started no server and {how}")
-    if serving.look(home).record is None:
-        notes.append("nothing of it serves now")
+    now = serving.look(home)
+    if now.record is None:
+        notes.append(str(now) if now.is_unknown else "nothing of it serves now")
     return notes
 
 

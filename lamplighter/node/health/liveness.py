@@ -51,7 +51,7 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     release = home.release(record["release"])
     stored = release.read_plan()
     if stored is None:
-        return f"release {release.name} is damaged, or not on the node any more: how to ask it is not known"
+        return probe.DAMAGED.format(release=release.name)
     plan, engine = Plan.load(stored["server"]), stored["engine"]
     members = launcher.present_members(record)
     port = probe.who_answers(plan, lambda: [member.pid for member in members])

@@ -202,13 +202,20 @@ def _how_to_part(plan: Plan, engine: Mapping[str, Any], verdict: gpus.Verdict, p
     """Say what to do about foreign holders: monitors, MPS and desktops may stay, by the names that count there."""
     programs = parents.Programs.of(engine)
     shown = {app.pid: app.name for app in verdict.apps if app.pid in pids}
-    seen = {pid: shown.get(pid) or (process.comm if (process := processes.read_process(pid)) else "") for pid in pids}
+    seen = {pid: shown.get(pid) or _name_among_devices(pid, programs) for pid in pids}
     allowed = sorted({name for name in seen.values() if programs.is_monitor(name)})
     stay = f"{', '.join(allowed)} may stay: list {'it' if len(allowed) == 1 else 'them'} in servers.{plan.name}.allow"
     if allowed and all(programs.is_monitor(name) for name in seen.values()):
         return stay
     end = f"end them, or list their names in servers.{plan.name}.stale.kill"
     return f"{stay}; the others: {end}" if allowed else end
+
+
+def _name_among_devices(pid: int, programs: parents.Programs) -> str:
+    """Name a holder that nvidia-smi does not list. Its comm is cut after 15 characters, which is no monitor's name."""
+    process = processes.read_process(pid)
+    names = sorted(parents.names_of(process)) if process is not None else [""]
+    return next((name for name in names if programs.is_monitor(name)), names[0])
 
 
 def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
@@ -226,12 +233,13 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     if edited is not None:
         hint = "it will be replaced once the new server is ready; keep changes in a drop-in (`systemctl edit`)"
         yield Finding("unit_edited", "warning", "the unit file is not as lamplighter wrote it", edited, hint)
-    yield from _logout(choice.kind)
+    yield from _unasked_ends(choice.kind, home)
 
 
-def _logout(kind: str) -> Iterable[Finding]:
+def _unasked_ends(kind: str, home: ServerHome) -> Iterable[Finding]:
     """What would end the server though nobody stops it: what is known to kill it refuses."""
-    for danger in systemd.dangers(is_unit=kind == launcher.SYSTEMD):
+    is_unit = kind == launcher.SYSTEMD
+    for danger in (*systemd.dangers(is_unit=is_unit), *(systemd.dangers_of_drop_ins(home) if is_unit else ())):
         level = "error" if danger.is_sure else "warning"
         yield Finding(danger.id, level, danger.message, f"{danger.evidence}, launcher {kind}", danger.hint)
 

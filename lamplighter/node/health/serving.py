@@ -27,14 +27,27 @@ class Serving:
     """What a client finds. ``record`` is the ``serving`` of events, None: nobody answers. ``who`` names who does.
 
     ``trouble``: why nobody answers, where somebody is there all the same. ``is_alive``: our own server is.
+    ``is_unknown``: it answers HTTP, and nothing tells any more how to ask it for a token.
     """
 
     record: Optional[dict[str, Any]] = None
     who: str = ""
     trouble: str = ""
     is_alive: bool = False
+    is_unknown: bool = False
+
+    @property
+    def unknown(self) -> str:
+        """Say why it is not known what serves; "" where that is known."""
+        return f"not known: {self.trouble}" if self.is_unknown else ""
+
+    @property
+    def may_serve(self) -> bool:
+        return self.record is not None or self.is_unknown
 
     def __str__(self) -> str:
+        if self.is_unknown:
+            return f"what serves is {self.unknown}"
         if self.record is not None:
             return f"{self.who} is serving" + (f" ({self.trouble})" if self.trouble else "")
         return "nothing is serving" + (f": {self.trouble}" if self.trouble else "")
@@ -61,7 +74,7 @@ def look(
     if ours.record is not None:
         return ours
     stranger = _stranger(home, plan, engine, seconds)
-    if stranger is None or (ours.is_alive and stranger.record is None):
+    if stranger is None or ours.is_unknown or (ours.is_alive and stranger.record is None):
         return ours
     return dataclasses.replace(stranger, is_alive=ours.is_alive)
 
@@ -74,9 +87,8 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
     who = f"release {record['release']}"
     told = {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
     if home.release(record["release"]).read_plan() is None:
-        is_heard = bool(ports.owners(record["port"])) and http.is_answering(record["host"], record["port"])
-        trouble, note = None if is_heard else "it answers nothing", "not asked for a token: its release is damaged"
-    elif record.get("ready"):
+        return _damaged(record, told, who)
+    if record.get("ready"):
         trouble, note = liveness.trouble_of(home, seconds), ""
     else:
         trouble, note = first_answer(home, record, seconds), "its start was given up before it had answered"
@@ -87,11 +99,20 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
     return Serving(None, who, f"{who} (pid {main.pid}) is alive, but {trouble}{because}", is_alive=True)
 
 
+def _damaged(record: Mapping[str, Any], told: Mapping[str, Any], who: str) -> Serving:
+    """Judge a server of whose release nobody knows any more how to ask it: an answer of any kind proves no token."""
+    is_heard = bool(ports.owners(record["port"])) and http.is_answering(record["host"], record["port"])
+    how = "answers HTTP" if is_heard else "is alive, but it answers nothing"
+    trouble = f"{who} (pid {told['pid']}) {how}; {probe.DAMAGED.format(release=record['release'])}"
+    return Serving(None, who, trouble, is_alive=True, is_unknown=is_heard)
+
+
 def first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) -> Optional[str]:
     """Ask a server that has never been ready for a token; return why it gave none, None if it did."""
     release = home.release(record["release"])
     stored = release.read_plan()
-    assert stored is not None
+    if stored is None:
+        return probe.DAMAGED.format(release=release.name)
     plan, engine = Plan.load(stored["server"]), stored["engine"]
     port = probe.who_answers(plan, lambda: [member.pid for member in launcher.present_members(record)])
     if not port.ours:

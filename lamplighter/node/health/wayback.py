@@ -79,9 +79,10 @@ def _is_lost_without(home: ServerHome, change: Change, way_back: Union[adopt.Fou
     if isinstance(way_back, adopt.Found):
         return http.is_answering(way_back.host, change.plan.port)
     now = serving.look(home)
-    if now.record is None or not now.is_alive or (way_back.read_verdict() or {}).get("verdict") == "bad":
+    if not now.may_serve or not now.is_alive or (way_back.read_verdict() or {}).get("verdict") == "bad":
         return False
-    return home.release(now.record["release"]).digest != change.digest
+    # What a release holds that is damaged, its name alone does not tell.
+    return now.record is None or home.release(now.record["release"]).digest != change.digest
 
 
 def _of_release(target: ReleaseDirectory, change: Change) -> Start:

@@ -41,6 +41,8 @@ SYSTEM_UIDS = 1000
 #: A drop-in that exists while an old unit is started again: it shall not be restarted before it was ready once.
 HOLD = "zz-lamplighter-starting.conf"
 
+_VENDOR_UNITS = ("/usr/lib/systemd/system", "/lib/systemd/system")
+
 _TOKEN = re.compile(r"@([A-Z_]+)@")
 
 
@@ -134,7 +136,10 @@ def dangers(*, is_unit: bool) -> list[Danger]:
         return []
     me = processes.read_process(os.getpid())
     stays = not is_unit and not scope("lamplighter-server")
-    found = [_end_of_login(me.cgroup), _end_of_unit(processes.unit_of(me))] if stays and me is not None else []
+    found: list[Optional[Danger]] = []
+    if stays and me is not None:
+        found = [_end_of_login(me.cgroup), _time_of_login(me.cgroup), _end_of_manager(me.cgroup)]
+        found.append(_end_of_unit(processes.unit_of(me)))
     return [danger for danger in (*found, _loss_of_shared_memory()) if danger is not None]
 
 
@@ -153,6 +158,30 @@ def _end_of_login(cgroup: str) -> Optional[Danger]:
         return None
     message = f"logind kills all processes of {user} at logout: the server, and this run too"
     return Danger("logout_kills", message, f"KillUserProcesses=yes, and {_why_no_scope()}", _how_to_stay())
+
+
+def _time_of_login(cgroup: str) -> Optional[Danger]:
+    """facts: PAM may limit a session (systemd.runtime_max_sec); then its scope is killed, with all that is in it."""
+    scope = re.search(r"/(session-[^/]+\.scope)", cgroup)
+    limit = Manager(None).show(scope.group(1), "RuntimeMaxUSec").get("RuntimeMaxUSec", "") if scope else ""
+    if not _is_limit(limit) or scope is None:
+        return None
+    message = f"systemd kills the login that this run came by, and the server in it, after {limit}"
+    return Danger("login_expires", message, f"{scope.group(1)}: RuntimeMaxUSec={limit}", _how_to_stay())
+
+
+def _end_of_manager(cgroup: str) -> Optional[Danger]:
+    """What lives below a user's manager ends with it, ten seconds after that user's last logout."""
+    manager = re.search(r"/user@(\d+)\.service/", cgroup)
+    if manager is None or is_lingering(int(manager.group(1))):
+        return None
+    user = processes.user_name(int(manager.group(1)))
+    message = f"the server would live below the systemd manager of {user}, which ends with the last logout"
+    return Danger("manager_ends", message, f"user@{manager.group(1)}.service, no lingering", _how_to_stay())
+
+
+def _is_limit(value: str) -> bool:
+    return value not in ("", "infinity", "0")
 
 
 def _end_of_unit(unit: Optional[Unit]) -> Optional[Danger]:
@@ -240,6 +269,14 @@ class Manager:
         if self.uid is None:
             return "/run/systemd/system.control"
         return f"/run/user/{self.uid}/systemd/user.control"
+
+    @property
+    def drop_in_bases(self) -> tuple[str, ...]:
+        """Where settings for units may lie, the strongest first."""
+        if self.uid is None:
+            return ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", *_VENDOR_UNITS)
+        shared = ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")
+        return (self.directory, f"/run/user/{self.uid}/systemd/user", *shared)
 
     @property
     def target(self) -> str:
@@ -529,6 +566,58 @@ def edited_by_hand(home: ServerHome) -> Optional[str]:
     changes = difflib.unified_diff(record["text"].splitlines(), text.splitlines(), lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return f"{unit.name}: " + "; ".join(lines[:6]) + ("; ..." if len(lines) > 6 else "")
+
+
+_SETTING = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+#: Settings of a drop-in that end a server which nobody stops, or forbid to start it, and what they do.
+_DEADLY = {
+    "RuntimeMaxSec": "systemd kills it after that time",
+    "StopWhenUnneeded": "systemd stops it as soon as no other unit wants it: at once",
+    "RefuseManualStart": "systemd does not let anybody start it",
+}
+_TYING = {
+    "BindsTo": "it stops with that unit",
+    "PartOf": "it stops and restarts with that unit",
+    "Requisite": "it is not started while that unit is down",
+}
+
+
+def dangers_of_drop_ins(home: ServerHome) -> list[Danger]:
+    """Say what an administrator's settings beside the server's unit, or for all services, would do to the server."""
+    name = unit_for(home.name).name
+    found = []
+    for setting, (value, place) in _dropped_in(our_manager(), name).items():
+        hint = (
+            f"take it out of {place} (`systemctl revert` drops what `systemctl edit` made), or say launcher: detached"
+        )
+        told = f"{place}: {setting}={value}"
+        off = ("infinity", "0") if setting == "RuntimeMaxSec" else ()
+        if setting in _DEADLY and value not in off and (setting == "RuntimeMaxSec" or _is_yes(value)):
+            found.append(Danger("unit_dies", f"{name} will not live: {_DEADLY[setting]}", told, hint))
+        elif setting in _TYING:
+            found.append(Danger("unit_tied", f"{name} hangs on {value}: {_TYING[setting]}", told, hint, is_sure=False))
+    return found
+
+
+def _dropped_in(manager: Manager, name: str) -> dict[str, tuple[str, str]]:
+    """Return the settings of all drop-ins for a unit, each with its file: those that are not empty.
+
+    Files are read, since systemd tells nothing of a unit that is not there yet. facts: of one name the first place
+    counts, of one setting the last name (systemd.unit(5)).
+    """
+    chosen: dict[str, str] = {}
+    for base in manager.drop_in_bases:
+        for directory in (f"{name}.d", "lamplighter-.service.d", "service.d"):
+            place = os.path.join(base, directory)
+            for file in os.listdir(place) if os.path.isdir(place) else ():
+                if file.endswith(".conf"):
+                    chosen.setdefault(file, os.path.join(place, file))
+    found = {
+        setting: (value, chosen[file])
+        for file in sorted(chosen)
+        for setting, value in _SETTING.findall(files.read_text(chosen[file]) or "")
+    }
+    return {setting: told for setting, told in found.items() if told[0]}
 
 
 def is_masked(home: ServerHome) -> bool:

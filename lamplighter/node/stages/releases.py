@@ -142,7 +142,7 @@ def use_current_release(run: Run) -> Optional[str]:
     release = run.home.current_release()
     if release is None:
         raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} that became ready is here", hint="deploy it")
-    if run.request["verb"] == "start" and serving.look(run.home).record is not None:
+    if run.request["verb"] == "start" and serving.look(run.home).may_serve:
         raise StageFailure(
             Exit.REFUSED,
             f"{run.plan.name} is serving already",

@@ -86,10 +86,12 @@ def _end_abandoned_runs(run: Run) -> None:
     for dead in _dead_runs(run):
         if not journal.has_ended(dead.journal):
             told = journal.read(dead.journal)
-            if not told and not any(os.path.exists(dead.launch(attempt).process) for attempt in ("new", "old")):
+            has_launched = any(os.path.exists(dead.launch(attempt).process) for attempt in ("new", "old"))
+            if not told and not has_launched:
                 files.remove_tree(dead.path)  # killed before its first word
                 continue
-            _write_its_end(run, dead, told)
+            if os.path.exists(dead.journal):  # else it was removed, and may have told of a good end
+                _write_its_end(run, dead, told)
         for leftover in (dead.ballast, *map(dead.reserve, range(RESERVES))):
             if os.path.exists(leftover):
                 os.unlink(leftover)

@@ -15,6 +15,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -399,21 +400,32 @@ def derived_ports(start: Start) -> List[DerivedPort]:
     """Return the ports that will be taken beside the HTTP port, as far as the command line decides them."""
     found: Dict[int, DerivedPort] = {}
     for rule in start.needs.get("ports") or ():
-        when = rule.get("when")
-        if when and not arguments.has_any(when, start.argv):
-            continue
-        flags = rule.get("flags") or ()
-        first = _port_in(arguments.value_of(flags, start.argv)) if flags else None
-        if first is None and rule.get("plus") is not None:
-            first = start.port + int(rule["plus"])
-            first = first if first < 1 << 16 else start.port - int(rule["plus"])
-        if first is None or _is_elsewhere(rule, start):
-            continue
-        moved_by = _where(start, flags[0]) if flags else start.setting("port")
-        for port, use in enumerate(rule["uses"], first):
-            if 0 < port < 1 << 16 and port != start.port:
+        first, moved_by = _first_of(rule, start) if _is_taken(rule, start) else (None, "")
+        for port, use in enumerate(rule["uses"], first or 0):
+            if first and 0 < port < 1 << 16 and port != start.port:
                 found.setdefault(port, DerivedPort(port, use, moved_by))
     return list(found.values())
+
+
+def _is_taken(rule: Mapping[str, Any], start: Start) -> bool:
+    """Tell whether the command line makes the engine take these ports, and on this node."""
+    when, only = rule.get("when"), rule.get("only")
+    is_wanted = not when or arguments.has_any(when, start.argv)
+    if only:
+        value = arguments.value_of(only["flags"], start.argv)
+        is_wanted = is_wanted and value is not None and re.search(only["like"], value) is not None
+    return is_wanted and not _is_elsewhere(rule, start)
+
+
+def _first_of(rule: Mapping[str, Any], start: Start) -> Tuple[Optional[int], str]:
+    """Return the first of the ports, None where none is said, and the setting that moves it."""
+    flags, name = rule.get("flags") or (), rule.get("env") or ""
+    moved_by = _where(start, flags[0]) if flags else start.setting(f"env.{name}" if name else "port")
+    first = _port_in(arguments.value_of(flags, start.argv)) if flags else _port_in(start.environment.get(name))
+    if first is None and rule.get("plus") is not None:
+        first = start.port + int(rule["plus"])
+        first = first if first < 1 << 16 else start.port - int(rule["plus"])
+    return (rule.get("default") if first is None else first), moved_by
 
 
 def _port_in(value: Optional[str]) -> Optional[int]:

@@ -30,6 +30,8 @@ HEALTH_PAUSE_SECONDS = (1.0, 1.0)
 LONGER = 1.02
 #: Statuses that mean "not now", where the engine.yml names no others.
 TRANSIENT = (408, 425, 429, 502, 503, 504)
+#: What is said of a server whose plan is gone.
+DAMAGED = "release {release} is damaged, or not on the node any more: how to ask it is not known"
 #: Of an answer: what is another one each time, though it says the same.
 _DIFFERING = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")
 

@@ -29,6 +29,8 @@ _UV_VALUES = frozenset(
         "--python-platform", "--resolution", "--prerelease", "--exclude-newer", "--index-strategy",
     )
 )  # fmt: skip
+#: Managers of environments whose ``run`` starts a Python that their own first line does not name.
+_RUNNERS = frozenset(("conda", "mamba", "micromamba", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi"))
 _ENV_VALUES = frozenset(("-u", "--unset", "-C", "--chdir"))
 _SUDO_VALUES = frozenset(("-u", "-g", "-C", "-D", "-R", "-r", "-t", "-T", "-U", "-p", "--user", "--group", "--chdir"))
 
@@ -70,8 +72,9 @@ def interpreter_of(argv: Sequence[str], path: str, python: Optional[str] = None)
     """Return the words that start the Python of ``argv``, with its own flags: ``[.../python, "-I"]``.
 
     Follows a console script's first line (env, env -S, the shell line of pip and uv for long paths), ``uv run`` and
-    ``env NAME=value``. ``path`` is the PATH of the launch; ``python`` is known to be one whatever its name, also
-    behind a program that starts it (numactl, nice). Raises NoPython.
+    ``env NAME=value``, which stays: what it sets decides what that Python finds. ``path`` is the PATH of the launch;
+    ``python`` is known to be one whatever its name, also behind a program that starts it (numactl, nice). Raises
+    NoPython.
     """
     words = list(argv)
     if not words:
@@ -83,11 +86,12 @@ def interpreter_of(argv: Sequence[str], path: str, python: Optional[str] = None)
         command = _behind_sudo(words[1:])
         return [*words[: len(words) - len(command)], *interpreter_of(command, path, python)]
     if name == "env":
-        return interpreter_of(_behind_env(words[1:]), path, python)
+        settings, command = _behind_env(words[1:])
+        return [*([words[0], *settings] if settings else []), *interpreter_of(command, path, python)]
     if name == "uv" and words[1:2] == ["run"]:
         return _behind_uv(words)
-    if name == "uvx":
-        raise NoPython("uvx makes an environment of its own")
+    if name == "uvx" or (name in _RUNNERS and words[1:2] == ["run"]):
+        raise NoPython(f"{name} chooses the environment itself")
     file = words[0] if "/" in words[0] else shutil.which(words[0], path=path)
     if file is None:
         raise NoPython(f"{words[0]} is not on the PATH of the launch")
@@ -121,17 +125,20 @@ def _flags(words: Sequence[str]) -> List[str]:
     return found
 
 
-def _behind_env(words: Sequence[str]) -> List[str]:
+def _behind_env(words: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Return what env is told to set or drop, and the command behind it."""
+    settings: List[str] = []
     rest = list(words)
     while rest and (rest[0].startswith("-") or re.match(r"[A-Za-z_]\w*=", rest[0])):
         word = rest.pop(0)
+        split = re.fullmatch(r"(?:-S|--split-string=)(.+)", word, re.DOTALL)
         if word in ("-S", "--split-string") and rest:
-            return _behind_env([*shlex.split(rest[0]), *rest[1:]])
-        if word.startswith(("-S", "--split-string=")):
-            return _behind_env([*shlex.split(re.sub(r"^(-S|--split-string=)", "", word)), *rest])
-        if word in _ENV_VALUES and rest:
-            rest.pop(0)
-    return rest
+            rest = [*shlex.split(rest[0]), *rest[1:]]
+        elif split:
+            rest = [*shlex.split(split.group(1)), *rest]
+        else:
+            settings += [word, *([rest.pop(0)] if word in _ENV_VALUES and rest else [])]
+    return settings, rest
 
 
 def _behind_sudo(words: Sequence[str]) -> List[str]:

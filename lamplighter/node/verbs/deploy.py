@@ -8,6 +8,7 @@ the run goes to *ready* or to *rolled back*, whoever is still watching. A run ca
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from typing import Callable, Optional
 
@@ -99,7 +100,7 @@ def stop_server(run: Run) -> None:
         run.failure = failure
         if run.touched:
             now = _look_again(run)
-            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record)
+            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record, now.unknown)
         else:
             _leave_alone(run, failure)
     else:
@@ -115,7 +116,7 @@ def _end_stopped(run: Run) -> None:
         return
     unit = launcher.returns_at_boot(run.home)
     later = f"; the next boot of the node starts it again ({unit} is enabled)" if unit else ""
-    run.end("stopped", Exit.OK, f"stopped; {now}{later}", now.record)
+    run.end("stopped", Exit.OK, f"stopped; {now}{later}", now.record, now.unknown)
 
 
 def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
@@ -191,7 +192,7 @@ def _leave_alone(run: Run, failure: StageFailure) -> None:
     if not run.locks and (failure.exit_code == Exit.LOCKED or lock.holder_of(run.home.lock) is not None):
         now = "the other run decides what serves"
     outcome = "failed" if failure.exit_code == Exit.NOT_FREED else "refused"
-    run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", found.record)
+    run.end(outcome, failure.exit_code, f"{failure.message}; nothing was touched: {now}", found.record, found.unknown)
 
 
 def _roll_back(run: Run, failure: StageFailure) -> None:
@@ -200,7 +201,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
     if failure.stage == "stop":
         now = _look_again(run)
         if now.record is not None or now.is_alive:  # beside one that will not go, none can be started
-            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record)
+            run.end("failed", failure.exit_code, f"{failure.message}; {now}", now.record, now.unknown)
             return
     innocent = ("cancelled", "internal", "no_writes", "launcher")
     is_to_blame = failure.stage in ("ready", "confirm", "commit") and failure.cause not in innocent
@@ -222,7 +223,7 @@ def _roll_back(run: Run, failure: StageFailure) -> None:
     now = _look_again(run)
     if target is None:
         message = f"{failure.message}; no earlier release to go back to; {now}"
-        run.end("failed", failure.exit_code, message, now.record)
+        run.end("failed", failure.exit_code, message, now.record, now.unknown)
     elif now.record is None:
         message = f"{failure.message}; rolled back to release {target.name}, which has answered and does no more; {now}"
         run.end("failed", Exit.NOT_READY, message, None)
@@ -250,7 +251,7 @@ def _end_without_rollback(
     code = failure.exit_code
     if second.exit_code == Exit.NOT_FREED or failure.exit_code in (Exit.INTERNAL, Exit.DEGRADED):
         code = second.exit_code
-    run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", now.record)
+    run.end("failed", code, f"{failure.message}; rolling back failed too: {why}; {now}", now.record, now.unknown)
 
 
 def _keeps_late(run: Run, target: ReleaseDirectory, now: Serving) -> bool:
@@ -275,7 +276,7 @@ def _look_again(run: Run) -> Serving:
         found = serving.look(run.home, run.plan, run.engine, 2.0)
     if found.record is None and run.may_return:
         trouble = "; ".join(filter(None, (found.trouble, f"{run.may_return[-1]} may serve later")))
-        return Serving(None, found.who, trouble, found.is_alive)
+        return dataclasses.replace(found, trouble=trouble)
     return found
 
 

@@ -100,7 +100,10 @@ def describe(home: ServerHome, host: str, seconds: float = TOKEN_SECONDS) -> dic
 
 
 def last_run(directory: RunDirectory) -> dict[str, Any]:
-    """Tell how the newest run stands: at work, ended, or killed without a last word, and at which stage."""
+    """Tell how the newest run stands: at work, ended, or killed without a last word, and at which stage.
+
+    Of one whose journal was removed that is unknown.
+    """
     told = journal.read(directory.journal)
     end = _end_in(told)
     known = {"id": directory.run_id, "verb": None, "by": None, "stage": None, "since": None, "outcome": None}
@@ -109,8 +112,10 @@ def last_run(directory: RunDirectory) -> dict[str, Any]:
         known["stage"] = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
     if end is not None:
         known.update({"state": "ended", "outcome": end.get("outcome"), "stage": end.get("stage")})
+    elif is_at_work(directory):
+        known["state"] = "at work"
     else:
-        known["state"] = "at work" if is_at_work(directory) else "killed"
+        known["state"] = "killed" if os.path.exists(directory.journal) else "unknown"
     return known
 
 

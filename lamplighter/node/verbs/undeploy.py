@@ -33,11 +33,11 @@ def undeploy(run: Run) -> None:
         run.failure = failure
         outcome = "failed" if run.touched else "refused"
         now = serving.look(run.home, run.plan, run.engine)
-        run.end(outcome, failure.exit_code, f"{failure.message}; {now}", now.record)
+        run.end(outcome, failure.exit_code, f"{failure.message}; {now}", now.record, now.unknown)
     else:
         now = serving.look(run.home, run.plan, run.engine)
         message = f"nothing of it is left outside lamplighter's own directory; {now}"
-        run.end("undeployed", Exit.OK, message, now.record)
+        run.end("undeployed", Exit.OK, message, now.record, now.unknown)
 
 
 def take_away(run: Run) -> Optional[str]:
