@@ -171,13 +171,17 @@ def _time_of_login(cgroup: str) -> Optional[Danger]:
 
 
 def _end_of_manager(cgroup: str) -> Optional[Danger]:
-    """What lives below a user's manager ends with it, ten seconds after that user's last logout."""
+    """What lives below a user's manager ends with it, ten seconds after that user's last logout.
+
+    No login over SSH gets there: it is a terminal of a desktop, or a session that its user has made and still has.
+    """
     manager = re.search(r"/user@(\d+)\.service/", cgroup)
     if manager is None or is_lingering(int(manager.group(1))):
         return None
     user = processes.user_name(int(manager.group(1)))
     message = f"the server would live below the systemd manager of {user}, which ends with the last logout"
-    return Danger("manager_ends", message, f"user@{manager.group(1)}.service, no lingering", _how_to_stay())
+    trouble = f"user@{manager.group(1)}.service, no lingering"
+    return Danger("manager_ends", message, trouble, _how_to_stay(), is_sure=False)
 
 
 def _is_limit(value: str) -> bool:
