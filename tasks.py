@@ -484,7 +484,7 @@ def soak(c: Context, points: str = "1000", kills: str = "200", seed: str = "2024
         command.whole_number(kills, "--kills")
         command.whole_number(seed, "--seed")
     os.environ.update(LAMPLIGHTER_SOAK=points, LAMPLIGHTER_KILLS=kills, LAMPLIGHTER_SEED=seed)
-    _tool("pytest", "tests/faults", "tests/lab/test_drift.py")
+    _tool("pytest", "tests/faults", "tests/lab/test_drift.py", "tests/lab/test_random_moments.py")
 
 
 @task(style, types, test, auto_shortflags=False, name="check")

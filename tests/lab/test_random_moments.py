@@ -6,6 +6,7 @@ later one of them took 130 GB. The server of the lab does the same.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from tests.lab.bench import Bench, furnish
 from tests.node.living import kill, until
 
 SEED = 20261129
-BOXES, MOMENTS = 5, 10
+MOMENTS = 10
+BOXES = 5 if os.environ.get("LAMPLIGHTER_SOAK") else 2
 
 
 @pytest.fixture
