@@ -10,6 +10,8 @@ from lamplighter.lint.knowledge import Words
 from lamplighter.lint.view import Finding, View, c_number, error, nearest, warning
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)(.*)", re.DOTALL)
+#: Behind the first digits of 4_194_304 and of 4,194,304.
+_GROUPS = re.compile(r"(_\d{3})+|(,\d{3})+")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "enable": "1", "enabled": "1"} | dict.fromkeys(
     ("false", "no", "off", "disable", "disabled", "none"), "0"
 )
@@ -50,6 +52,8 @@ def _number(name: str, value: str) -> Iterator[Finding]:
 
 
 def _written_out(number: str, suffix: str) -> str:
+    if _GROUPS.fullmatch(suffix):
+        return re.sub("[_,]", "", number + suffix)
     factor = {"K": 10, "M": 20, "G": 30}.get(suffix.strip().upper().removesuffix("IB").removesuffix("B"))
     plain = c_number(number)
     return str(plain << factor) if factor is not None and plain is not None and not number.startswith("0") else number

@@ -187,6 +187,8 @@ def forced(value: str) -> dict[str, Any]:
         ("L20 warning NCCL_NVLS_ENABLE", "sglang", "0.5.3", "", {"NCCL_NVLS_ENABLE": forced("1")}),
         ("", "sglang", "0.5.3", "--enable-symm-mem", {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}),
         ("", "sglang", "0.5.3", "--enable-nccl-nvls", {"NCCL_NVLS_ENABLE": "1"}),
+        ("L20 error NCCL_CUMEM_ENABLE", "sglang", "0.5.3.post3", "", {"NCCL_CUMEM_ENABLE": "1"}),
+        ("", "sglang", "0.5.4", "", {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}),  # nobody looked into it
         ("", "sglang", "0.5.5", "", {"NCCL_CUMEM_ENABLE": "1"}),
         ("L21 error NCCL_NVLS_ENABLE", "sglang", "0.5.12", "--enable-nccl-nvls", {"NCCL_NVLS_ENABLE": forced("0")}),
         ("L21 error NCCL_NVLS_ENABLE", "sglang", None, "--enable-symm-mem", {"NCCL_NVLS_ENABLE": "0"}),
@@ -336,3 +338,20 @@ def test_the_lines_that_nccl_proof_needs(told: str, env: Mapping[str, str]) -> N
     found = inspect(view("sglang", None, (), env, nccl_proof=True))
     assert [(each.id, each.level, each.name) for each in found] == ([("L30", "warning", told)] if told else [])
     assert inspect(view("sglang", None, (), {**env, "NCCL_DEBUG": "INFO"})) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("4M", "4194304"),
+        ("4_194_304", "4194304"),
+        ("4,194,304", "4194304"),
+        ("4,5", "4"),
+        ("22.0", "22"),
+        ("yes", "1"),
+        ("010", "10"),
+    ],
+)
+def test_instead_of_a_number_the_one_that_was_meant_is_offered(written: str, meant: str) -> None:
+    (found,) = inspect(view("sglang", None, [], {"NCCL_BUFFSIZE": written}))
+    assert found.instead == meant
