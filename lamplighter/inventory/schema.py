@@ -44,7 +44,15 @@ _INSTEAD = {
 
 #: What looks like null and is none; a lower-case none is the value of many a flag.
 _NOT_NULL = re.compile(r"None|NONE|[nN][uU][lL][lL]|[nN][iI][lL]")
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*(\+[A-Za-z0-9.]+)?")
 _WRONG_KIND = {"dict_type": "must be a mapping", "model_type": "must be a mapping", "tuple_type": "must be a list"}
+#: Where another shape is the usual mistake: what to write.
+_SHAPES = {
+    ("model_type", "lint"): "a server has `lint: {ignore: [...]}`, and `lint: strict` stands beside `servers`",
+    ("literal_error", "lint"): "`ignore` stands under a server",
+    ("tuple_type", "lint", "ignore"): "write [{id: L15, reason: why it is right here}]",
+    ("model_type", "lint", "ignore"): "write {id: L15, reason: why it is right here}",
+}
 
 
 class _Unfit(ValueError):
@@ -88,6 +96,8 @@ def _lab(value: object) -> str:
 def _version(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise _Unfit("YAML reads this version as a number, and 0.10 would become 0.1: quote it")
+    if not _VERSION.fullmatch(_text(value)):
+        raise _Unfit("must be a version as `pip show` writes it, such as 0.5.16, or left out: then the node is asked")
     return _text(value)
 
 
@@ -191,8 +201,11 @@ def _is_word(value: object) -> bool:
 def _env_text(value: object) -> str:
     if isinstance(value, bool):
         raise _Unfit(
-            f"YAML reads this as a boolean and the server would see {str(value)!r}: quote the text that is meant"
+            f"YAML reads this as a boolean and the server would see {str(value)!r}: "
+            f'write "{value:d}", or the text that is meant, in quotes'
         )
+    if isinstance(value, list | tuple):
+        raise _Unfit("must be one text, with commas or whatever the server takes between its parts")
     if not _is_word(value):
         raise _Unfit("must be text or a number, or {value: ..., mode: default|force}")
     return str(value)
@@ -582,13 +595,20 @@ def _sentence(error: Any, loc: tuple[int | str, ...], found: Value, model: type[
     if kind == "extra_forbidden":
         return _unknown(str(loc[-1]), _known_names(model, loc[:-1]))
     if kind == "literal_error":
-        return f"must be {error['ctx']['expected'].replace(chr(39), '`')}, not {what}"
+        return f"must be {error['ctx']['expected'].replace(chr(39), '`')}, not {what}{_shape(kind, loc, found)}"
     if kind in _WRONG_KIND:
-        return f"{_WRONG_KIND[kind]}, not {what}"
+        return f"{_WRONG_KIND[kind]}, not {what}{_shape(kind, loc, found)}"
     if kind == "value_error":
         said = str(error["ctx"]["error"])
         return f"{said}; found {what}" if said.startswith(("must", "YAML")) else said
     return f"{error['msg']}; found {what}"
+
+
+def _shape(kind: str, loc: tuple[int | str, ...], found: Value) -> str:
+    """What to write, where another shape is the usual mistake."""
+    is_other = kind != "literal_error" or found.entries is not None
+    said = _SHAPES.get((kind, *(step for step in loc if isinstance(step, str)))) if is_other else None
+    return f": {said}" if said else ""
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

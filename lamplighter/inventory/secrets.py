@@ -68,7 +68,7 @@ def _warn_of_plain(name: str, value: Value, path: str, problems: Problems) -> No
     if _SHELL.fullmatch(text):
         problems.warn(
             value.origin,
-            f"{path}: no shell reads this, the server gets {text} as it stands: "
+            f"no shell reads this, the server gets {text} as it stands: "
             f"\"{{{{ lookup('env', '{text.strip('${}')}') }}}}\" is that variable of this machine",
             "shell-variable",
             path,
@@ -76,7 +76,7 @@ def _warn_of_plain(name: str, value: Value, path: str, problems: Problems) -> No
     elif _CALLED_SECRET.search(name) and not _HARMLESS.fullmatch(text):
         problems.warn(
             value.origin,
-            f"{path}: stands here in clear, and so it will on the node: write !secret env:NAME, a vault or a lookup",
+            "stands here in clear, and so it will on the node: write !secret env:NAME, a vault or a lookup",
             "plain-secret",
             path,
         )

@@ -21,7 +21,12 @@ VERSION = "YAML reads this version as a number, and 0.10 would become 0.1: quote
 PORT = "must be a whole number from 1 to 65535, in plain digits; found "
 GPUS = "must be `all`, a list of indices [0, 1], or a list of UUIDs [GPU-..., ...]; found "
 NAME = "is no name for an environment variable: letters, digits and _, not beginning with a digit"
-BOOLEAN = "YAML reads this as a boolean and the server would see '{}': quote the text that is meant; found"
+BOOLEAN = (
+    "YAML reads this as a boolean and the server would see '{}': "
+    'write "{:d}", or the text that is meant, in quotes; found'
+)
+WHERE_STRICT = "a server has `lint: {ignore: [...]}`, and `lint: strict` stands beside `servers`"
+SHOWN = "must be a version as `pip show` writes it, such as 0.5.16, or left out: then the node is asked; found"
 ARG = "must be text, a number, true (a bare flag), a list (the flag repeated) or null (no flag); found"
 SECRET = (
     "must be a reference, !secret env:NAME or !secret file:PATH, a vault, or a template with a lookup: no secret is "
@@ -154,6 +159,22 @@ def test_the_reference_names_every_setting() -> None:
             "engine_version: 0.10",
             f"engine_version: {VERSION} the number 0.1 (written 0.10)",
         ),
+        ("engine_version: main", f"engine_version: {SHOWN} the text 'main'"),
+        ("engine_version: v0.11.0", f"engine_version: {SHOWN} the text 'v0.11.0'"),
+        ("engine_version: 0.5.x", f"engine_version: {SHOWN} the text '0.5.x'"),
+        ("engine_version: '>=0.5'", f"engine_version: {SHOWN} the text '>=0.5'"),
+        (
+            "lint: strict",
+            f"lint: must be a mapping, not the text 'strict': {WHERE_STRICT}",
+        ),
+        (
+            "lint: {ignore: [L15]}",
+            "lint.ignore.0: must be a mapping, not the text 'L15': write {id: L15, reason: why it is right here}",
+        ),
+        (
+            "lint: {ignore: {id: L15}}",
+            "lint.ignore: must be a list, not a mapping: write [{id: L15, reason: why it is right here}]",
+        ),
         ("served_name: on", "served_name: must be text; found true (written on)"),
         ("served_name: ''", "served_name: must not be empty; found the text ''"),
         ("model: 7", "model: must be text; found the number 7"),
@@ -207,13 +228,16 @@ def test_the_reference_names_every_setting() -> None:
         ("env: {A-B: x}", f"env.A-B: {NAME}"),
         (
             "env: {A: true}",
-            f"env.A: {BOOLEAN.format('True')} true",
+            f"env.A: {BOOLEAN.format('True', True)} true",
         ),
         (
             "env: {A: {value: off}}",
-            f"env.A.value: {BOOLEAN.format('False')} false (written off)",
+            f"env.A.value: {BOOLEAN.format('False', False)} false (written off)",
         ),
-        ("env: {A: [x]}", "env.A: must be text or a number, or {value: ..., mode: default|force}; found a list"),
+        (
+            "env: {A: [x]}",
+            "env.A: must be one text, with commas or whatever the server takes between its parts; found a list",
+        ),
         ("env: {A: {mode: force}}", "env.A: `value` is missing"),
         ("env: {A: {value: x, mod: force}}", "env.A.mod: unknown name (did you mean mode?)"),
         ("env: {A: {value: x, mode: forced}}", "env.A.mode: must be `default` or `force`, not the text 'forced'"),
@@ -279,7 +303,7 @@ def test_all_mistakes_of_a_host_come_together() -> None:
         f"{FILE}:1: root: must begin with / or ~/; found the text 'x'",
         f"{FILE}:6: servers.s.args.tp: write true for a bare flag, or quote the text that is meant: 'yes'",
         f"{FILE}:7: servers.s.gpus: {GPUS}the text 'x'",
-        f"{FILE}:8: servers.s.env.A: {BOOLEAN.format('False')} false (written no)",
+        f"{FILE}:8: servers.s.env.A: {BOOLEAN.format('False', False)} false (written no)",
         f"{FILE}:4: servers.s.prot: unknown name (did you mean port?)",
     ]
 
@@ -344,7 +368,8 @@ def test_gpus(gpus: object) -> None:
 
 def test_a_quoted_version_and_an_unquoted_one_that_is_text() -> None:
     assert server("engine_version: '0.10'").engine_version == "0.10"
-    assert server("engine_version: 0.5.16").engine_version == "0.5.16"
+    for version in ("0.5.16", "0.5.3.post3", "0.11.1rc5", "0.5.24.dev3+gabc123.d20260101", "'0.5'"):
+        assert server(f"engine_version: {version}").engine_version == version.strip("'")
     assert server("timeouts: {stall: 90}").timeouts.stall == 90
 
 
@@ -421,6 +446,7 @@ def test_every_host_variable() -> None:
         ("lab: ../x", f"lab: {LAB}; found the text '../x'"),
         ("lab: /x", f"lab: {LAB}; found the text '/x'"),
         ("lint: loud", "lint: must be `warn` or `strict`, not the text 'loud'"),
+        ("lint: {ignore: []}", "lint: must be `warn` or `strict`, not a mapping: `ignore` stands under a server"),
     ],
 )  # fmt: skip
 def test_a_wrong_host_variable(line: str, expected: str) -> None:
