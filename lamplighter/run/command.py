@@ -182,31 +182,42 @@ def whole_number(text: str, flag: str) -> int:
 
 
 Listen = Callable[[Event], None]
+Chosen = list[tuple[Host, list[Server]]]
 #: What a task does to one server, telling its events to the listener.
 Deed = Callable[[HostSession, Server, Listen], None]
 #: What follows for a server that the deed put into service; it may only make the result *degraded*.
 Afterwards = Callable[[HostSession, Server, Fold, Listen], None]
 
 
-def choose(settings: Settings, patterns: Sequence[str], server: str | None) -> list[tuple[Host, list[Server]]]:
-    """Resolve ``--host`` patterns and ``--server`` to hosts and their servers. Raises UsageError or InventoryError."""
+def choose(
+    settings: Settings, patterns: Sequence[str], server: str | None, before: Callable[[Chosen], None] | None = None
+) -> Chosen:
+    """Resolve ``--host`` patterns and ``--server`` to hosts and their servers. Raises UsageError or InventoryError.
+
+    ``before`` may refuse them before a box is started.
+    """
     if not patterns:
         raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
     inventory = settings.load()
     hosts = inventory.resolve(inventory.select(patterns))
     for lint in dict.fromkeys(lint for host in hosts for lint in host.warnings):
         complain(f"warning: {lint}")
-    chosen = []
-    for host in hosts:
-        servers = [one for one in host.servers.values() if server in (None, one.name)]
-        if servers:
-            chosen.append((host, servers) if settings.box is None or host.lab is None else settings.box(host, servers))
+    named = [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
+    chosen = [(host, servers) for host, servers in named if servers]
     if not chosen:
-        wanted = f"server {server!r}" if server else "a server"
-        raise UsageError(
-            f"no host of {', '.join(patterns)} has {wanted}", next_step="`./inv config --host H` shows them"
-        )
-    return chosen
+        raise nobody_has(server, patterns)
+    if before is not None:
+        before(chosen)
+    return [
+        (host, servers) if settings.box is None or host.lab is None else settings.box(host, servers)
+        for host, servers in chosen
+    ]
+
+
+def nobody_has(server: str | None, patterns: Sequence[str]) -> UsageError:
+    """What to say where no host has the server."""
+    wanted = f"server {server!r}" if server else "a server"
+    return UsageError(f"no host of {', '.join(patterns)} has {wanted}", next_step="`./inv config --host H` shows them")
 
 
 def run(
@@ -258,10 +269,7 @@ def act(
 
     try:
         with _signals(last=True):
-            chosen = choose(settings, patterns, server)
-            if sends_secrets:
-                _lint(chosen)
-                require_secrets(server for _, servers in chosen for server in servers)
+            chosen = choose(settings, patterns, server, _refuse if sends_secrets else None)
             for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
     except Interrupted as interrupted:
@@ -273,6 +281,12 @@ def act(
     report = fold.report()
     reporter.close(report)
     raise Leave(code=report.exit_code)
+
+
+def _refuse(chosen: Chosen) -> None:
+    """Raises InventoryError for what must not be deployed, or cannot be."""
+    _lint(chosen)
+    require_secrets(server for _, servers in chosen for server in servers)
 
 
 def _lint(chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
@@ -457,10 +471,7 @@ def read(
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
-        chosen = choose(settings, patterns, server)
-        if word in LINTED:
-            _lint(chosen)
-        for host, servers in chosen:
+        for host, servers in choose(settings, patterns, server, _lint if word in LINTED else None):
             try:
                 with begin_session(host, PROJECT) as session:
                     answers[host.name] = question(session, servers)

@@ -51,9 +51,11 @@ class Hosts:
     def add(self, name: str, *servers: str) -> None:
         self.chosen.append((SimpleNamespace(name=name), [SimpleNamespace(name=server) for server in servers]))
 
-    def choose(self, *_: Any) -> list[tuple[Any, list[Any]]]:
+    def choose(self, settings: Any, patterns: Any, server: Any, before: Any = None) -> list[tuple[Any, list[Any]]]:
         if not self.chosen:
             raise Interrupted(Exit.INTERRUPTED)
+        if before is not None:
+            before(self.chosen)
         return self.chosen
 
     @contextlib.contextmanager

@@ -231,6 +231,22 @@ def test_an_error_refuses_what_would_start_it_before_anything_is_opened(verb: st
     assert "somebody tried" not in told
 
 
+@pytest.mark.parametrize("verb", ["deploy", "plan", "check"])
+def test_an_error_keeps_the_node_in_a_box_down(verb: str, inv: Callable[..., Any], monkeypatch: Any) -> None:
+    started: list[str] = []
+
+    def bring_up(one: Host, servers: list[Any], _: Path) -> Any:
+        started.append(one.name)
+        return one, servers
+
+    monkeypatch.setattr("lab.boxes.bring_up", bring_up)
+    host("lab: demo\n" + WRONG)
+    assert inv(verb, "--host", "gpu1").code == Exit.USAGE
+    assert started == []
+    assert inv("status", "--host", "gpu1").code == Exit.UNREACHABLE
+    assert started == ["gpu1"]
+
+
 @pytest.mark.parametrize("verb", ["restart", "start", "stop", "rollback", "status", "verify", "env"])
 def test_what_starts_nothing_of_the_inventory_goes_on(verb: str, inv: Callable[..., Any]) -> None:
     host(WRONG)
@@ -258,6 +274,13 @@ def test_config_shows_it_with_all_else(inv: Callable[..., Any]) -> None:
     assert line["lint"][1]["instead"] == "leave LL128 to NCCL"
 
 
+def test_what_was_probably_meant_to_be_a_secret_is_told_with_its_place_once(inv: Callable[..., Any]) -> None:
+    host("servers: {s: {env: {HF_TOKEN: hf_abcdefgh, API_KEY: $API_KEY}}}\n")
+    token, key = inv("lint").out.splitlines()[:2]
+    assert "warning: servers.s.env.HF_TOKEN: stands here in clear" in token
+    assert "warning: servers.s.env.API_KEY: no shell reads this" in key
+
+
 # -- the task
 
 
@@ -269,8 +292,15 @@ def test_only_errors_make_the_task_fail(variables: str, code: Exit, inv: Callabl
 
 def test_the_task_takes_hosts_and_servers(inv: Callable[..., Any]) -> None:
     host(WRONG)
-    assert inv("lint", "--host", "gpu1", "--server", "t").out == "0 errors, 0 warnings in 0 servers\n"
+    assert inv("lint", "--host", "gpu1", "--server", "s").code == Exit.USAGE
     assert inv("lint", "--host", "gpu2").code == Exit.USAGE
+
+
+def test_a_server_that_nobody_has_is_no_clean_one(inv: Callable[..., Any]) -> None:
+    host("{}")
+    done = inv("lint", "--server", "t")
+    assert done.code == Exit.USAGE
+    assert "no host of all has server 't'" in done.err
 
 
 def test_sarif_names_rule_level_and_line(inv: Callable[..., Any]) -> None:
