@@ -22,7 +22,7 @@ from lamplighter.lint import lint_of_node, lint_servers, load_rules
 from lamplighter.node.events import Exit
 from lamplighter.run import command
 from lamplighter.run.lint import sarif, text
-from tests.driver import PROJECT
+from tests.driver import PROJECT, signals_as_before
 
 ROLES = PROJECT / "roles"
 #: The mistakes that everybody makes first, and what is said of them.
@@ -71,7 +71,8 @@ def inv(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
         monkeypatch.setattr(sys, "argv", ["inv", *words])
         code: Any = Exit.OK
         try:
-            Program().run(["inv", "--search-root", str(PROJECT), *words])
+            with signals_as_before():
+                Program().run(["inv", "--search-root", str(PROJECT), *words])
         except SystemExit as left:
             code = left.code
         told = capfd.readouterr()
