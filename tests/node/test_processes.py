@@ -178,7 +178,6 @@ HIDDEN = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
 import time
-from lamplighter.node import preflight
 from lamplighter.node.system import processes
 other = processes.read_process(int(sys.argv[2]))
 libc = ctypes.CDLL(None, use_errno=True)
