@@ -320,7 +320,7 @@ def start_bystanders(ground: Ground) -> dict[int, str]:
 def are_themselves(found: dict[int, str], count: int) -> dict[int, str] | None:
     """The processes once they have executed what they are."""
     names = " ".join(found.values())
-    are_done = "sglang::" in names and THEIRS in names and "setsid" not in names
+    are_done = "sglang::" in names and THEIRS in names and not any(still in names for still in ("setsid", "bash"))
     return found if len(found) == count and are_done else None
 
 
