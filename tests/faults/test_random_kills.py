@@ -223,8 +223,9 @@ class Scene:
         return lies
 
     def runs(self) -> dict[str, list[dict[str, Any]]]:
-        """The events of every run on the node, by run."""
-        told = self.ground.node.sh(f'cd {HOME}/runs && for run in *; do echo "== $run"; cat $run/events.jsonl; done')
+        """The events of every run on the node, by run; none of one whose contact was lost before it began."""
+        tell = 'echo "== $run"; [ ! -e $run/events.jsonl ] || cat $run/events.jsonl'
+        told = self.ground.node.sh(f"cd {HOME}/runs && for run in *; do {tell}; done")
         runs: dict[str, list[dict[str, Any]]] = {}
         for line in told.splitlines():
             if line.startswith("== "):
