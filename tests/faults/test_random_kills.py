@@ -223,7 +223,7 @@ class Scene:
         return lies
 
     def runs(self) -> dict[str, list[dict[str, Any]]]:
-        """The events of every run on the node, by run; none of one whose contact was lost before it began."""
+        """The events of every run on the node, by run, but for those whose contact was lost before they began."""
         tell = 'echo "== $run"; [ ! -e $run/events.jsonl ] || cat $run/events.jsonl'
         told = self.ground.node.sh(f"cd {HOME}/runs && for run in *; do {tell}; done")
         runs: dict[str, list[dict[str, Any]]] = {}
@@ -233,7 +233,7 @@ class Scene:
                 continue
             with contextlib.suppress(ValueError):  # torn by a kill
                 events.append(json.loads(line))
-        return runs
+        return {run: events for run, events in runs.items() if events}
 
     def is_last_word(self, done: Done, runs: dict[str, list[dict[str, Any]]]) -> bool:
         """Whether nobody had a hand in it after ``done`` had looked: no other run with the lock, and no strike."""
