@@ -15,7 +15,7 @@ import pytest
 from lamplighter.node.gpu import driver, gpus, holders
 from lamplighter.node.health import differences, drift, facts
 from lamplighter.node.layout import server_home
-from lamplighter.node.system import disks, distributions, processes
+from lamplighter.node.system import disks, distributions, memory, processes
 from tests.node.living import SLEEP, Living
 
 # ---------------------------------------------------------------------------------------------------------- parsers
@@ -39,7 +39,8 @@ def test_meminfo_and_mounts() -> None:
     text = (
         "MemTotal:       24683656 kB\nMemAvailable:   100 kB\nHugePages_Free:        7\nHugepagesize:       2048 kB\n"
     )
-    assert facts.read_meminfo(text) == {"MemTotal": 24683656 * 1024, "MemAvailable": 102400, "HugePages_Free": 7}
+    kib = {"MemTotal": 24683656, "MemAvailable": 100, "Hugepagesize": 2048}
+    assert memory.read_meminfo(text) == {"HugePages_Free": 7, **{name: size * 1024 for name, size in kib.items()}}
     mounts = "proc /proc proc rw 0 0\n/dev/sdb1 /models\\040big ext4 ro,noatime 0 0\nbroken\n"
     assert disks.read_mounts(mounts) == [
         {"device": "/dev/sdb1", "point": "/models big", "type": "ext4", "options": "ro,noatime"}

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 from lamplighter.node.gpu import driver, gpus, holders, xids
 from lamplighter.node.start import software
-from lamplighter.node.system import disks, ports, processes
+from lamplighter.node.system import disks, memory, ports, processes
 from lamplighter.node.system.processes import Process
 
 #: What is asked of every GPU beyond what a verdict needs; a driver that does not know one leaves it out.
@@ -66,7 +65,7 @@ def node_facts(
             {"address": found.address, "port": found.port, "pids": list(found.pids), "uid": found.uid}
             for found in ports.listeners()
         ],
-        "memory": read_meminfo(_text(f"{processes.PROC}/meminfo") or ""),
+        "memory": {name: value for name, value in memory.meminfo().items() if name in _MEMORY},
         "mounts": disks.read_mounts(_text(f"{processes.PROC}/self/mounts") or ""),
         "space": {path: disks.space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
         "stuck": stuck(table),
@@ -220,15 +219,6 @@ def _still_waits(process: Process, before: Optional[processes.Activity]) -> bool
     now = processes.read_process(process.pid)
     is_there = now is not None and now.identity == process.identity and now.state == "D"
     return is_there and processes.activity(process.pid) == before
-
-
-def read_meminfo(text: str) -> Dict[str, int]:
-    """Return the lines of /proc/meminfo that matter, in bytes (pages are counts)."""
-    found = {}
-    for name, value, unit in re.findall(r"^(\w+):\s+(\d+)( kB)?$", text, re.MULTILINE):
-        if name in _MEMORY:
-            found[name] = int(value) * (1024 if unit else 1)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ files

@@ -15,11 +15,11 @@ import re
 import shutil
 import signal
 import subprocess
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, List, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node.gpu import gpus, xids
 from lamplighter.node.log.verdict import Diagnosis
-from lamplighter.node.system import ports, processes
+from lamplighter.node.system import memory, ports, processes
 
 KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20
@@ -300,14 +300,9 @@ def _space(path: str) -> str:
 
 
 def _memory() -> List[str]:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found: Dict[str, int] = {
-                name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in file)
-            }
-    except (OSError, ValueError, IndexError):
-        return []
-    return [f"{found.get('MemAvailable', 0) >> 10} of {found.get('MemTotal', 0) >> 10} MiB of host memory are free now"]
+    found = memory.meminfo()
+    free, total = found.get("MemAvailable"), found.get("MemTotal")
+    return [] if free is None or total is None else [f"{free >> 20} of {total >> 20} MiB of host memory are free now"]
 
 
 def _proxies(environment: Mapping[str, str]) -> List[str]:
