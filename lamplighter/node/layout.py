@@ -104,6 +104,11 @@ class LaunchFiles:
     def exit(self) -> str:
         return self._file("exit", ".json")
 
+    @property
+    def gate(self) -> str:
+        """At what it waits that was started early."""
+        return self._file("gate", "")
+
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseDirectory:

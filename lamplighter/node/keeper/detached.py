@@ -28,10 +28,8 @@ BEGIN_SECONDS = 20.0
 
 def launch(order: Order) -> Launched:
     """Start the release of ``order``; see ``launch_detached``."""
-    release = order.release
-    return launch_detached(
-        [release.launch_script], release.path, order.launch, order.runner, order.scope, bare_environment(order.records)
-    )
+    release, environment = order.release, bare_environment(order.records, order.gate)
+    return launch_detached([release.launch_script], release.path, order.launch, order.runner, order.scope, environment)
 
 
 def launch_detached(

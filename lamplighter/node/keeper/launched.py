@@ -25,7 +25,8 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Order:
     """One server to be started: its release, where its log and records go, and how it wants to be stopped.
 
-    ``stop_seconds`` from the first signal to KILL. ``runner`` is our own program as it lies on the node.
+    ``stop_seconds`` from the first signal to KILL. ``runner`` is our own program as it lies on the node. ``gate`` is
+    the file at which it is to wait until its GPUs are free, see keeper/gate.py.
     """
 
     server: str
@@ -36,6 +37,7 @@ class Order:
     run_id: str
     stop_signal: str
     stop_seconds: float
+    gate: Optional[str] = None
 
     @property
     def scope(self) -> str:
@@ -75,15 +77,17 @@ class LaunchFailed(Exception):
     """The launcher itself could not start anything; the text says why."""
 
 
-def bare_environment(records: Optional[str] = None) -> dict[str, str]:
+def bare_environment(records: Optional[str] = None, gate: Optional[str] = None) -> dict[str, str]:
     """Return the environment that every launch starts from: little, and the same for whoever asks.
 
     PATH is that of a command over SSH; the launch script puts the server's own directories in front, or behind it.
-    ``records`` is the directory in which each Python of the server leaves proof of its variables.
+    ``records`` is the directory in which each Python of the server leaves proof of its variables; ``gate`` the file at
+    which the first one waits, see keeper/gate.py.
     """
     keep = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "TZ", "PATH") if name in os.environ}
     bare = {"PATH": STANDARD_PATH, **keep, "LANG": "C.UTF-8"}
-    return bare if records is None else {**bare, "LAMPLIGHTER_RECORDS": records}
+    ours = {"LAMPLIGHTER_RECORDS": records, "LAMPLIGHTER_GATE": gate}
+    return {**bare, **{name: value for name, value in ours.items() if value is not None}}
 
 
 def planned_environment(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:

@@ -136,6 +136,52 @@ def quoted(text):
     return '"%s"' % "".join(parts)
 
 
+def wait_at_gate():
+    """In a launcher that was started early: import what it will need, then wait until its GPUs are free.
+
+    LAMPLIGHTER_GATE is a file with the names of the modules, which the run keeps locked. The lock goes when the run
+    opens the gate, having written "go" there, or when it has ended: what was started for it then ends as well, before
+    it has touched anything.
+    """
+    path = os.environ.pop("LAMPLIGHTER_GATE", None)  # no child of it has a gate, not even of an import
+    if not path:
+        return
+    import fcntl
+
+    badness = adjust_badness(b"1000")  # where memory runs out, this one goes, and not the server that serves
+    missing = []
+    for name in text_of(read(path)).split():
+        try:
+            __import__(name)
+        except BaseException as error:  # the launcher will say so itself, if it needs it
+            missing.append("%s: %s: %s" % (name, type(error).__name__, error))
+    mark = os.open(path + ".reached", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 384)
+    os.write(mark, ("[%s]\n" % ", ".join([quoted(each) for each in missing])).encode("ascii"))
+    os.close(mark)
+    gate = os.open(path, os.O_RDONLY)
+    fcntl.flock(gate, fcntl.LOCK_SH)
+    os.close(gate)
+    if text_of(read(path)).split()[-1:] != ["go"]:
+        os._exit(75)
+    if badness:
+        adjust_badness(badness)
+
+
+def adjust_badness(value):
+    """Set what the kernel picks its victim by when memory runs out; return what it was, None where it stays."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+        try:
+            before = os.read(fd, 16).strip()
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, value)
+            return before
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+
+
 def start():
     seen = getattr(sys, "_lamplighter_sitecustomize", None)
     if seen is None:
@@ -154,6 +200,11 @@ def start():
         leave_record()
     except Exception:
         pass  # a full disk or a directory of another user must not be a server's problem
+    try:
+        wait_at_gate()
+    except Exception as error:
+        complain("waiting for the GPUs", error)
+        os._exit(75)  # what cannot wait must not begin
 
 
 start()
