@@ -1,9 +1,9 @@
-"""What a request says about one server, and where a run keeps its state: the typed view of the request's JSON."""
+"""What a request, or a release on the node, says about one server and its engine: the typed view of that JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +21,13 @@ class Timeouts:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One server as the inventory wants it. ``gpus``: "all", indexes or UUIDs; empty means that it uses none."""
+    """One server as the inventory wants it, and ``engine``, what its role says of how such servers behave (engine.yml).
+
+    ``gpus``: "all", indexes or UUIDs; empty means that it uses none.
+    """
 
     name: str
-    engine: str
+    engine: Mapping[str, Any]
     engine_version: Optional[str]
     model: str
     served_name: str
@@ -50,21 +53,21 @@ class Plan:
     argv_secrets: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def load(cls, data: dict[str, Any]) -> Plan:
-        """Read ``request["server"]``. Raises ValueError on what is none: of another protocol, or damaged."""
+    def load(cls, said: Mapping[str, Any]) -> Plan:
+        """Read ``server`` and ``engine`` of a request or a plan.json. Raises ValueError: another protocol, or damage."""
         try:
-            plan = cls._load(data)
+            plan = cls._load(said["server"], said["engine"])
             plan._check()
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no plan of a server: {type(error).__name__}: {error}") from error
         return plan
 
     @classmethod
-    def _load(cls, data: dict[str, Any]) -> Plan:
+    def _load(cls, data: Mapping[str, Any], engine: Mapping[str, Any]) -> Plan:
         timeouts = data["timeouts"]
         return cls(
             name=data["name"],
-            engine=data["engine"],
+            engine=engine,
             engine_version=data["engine_version"],
             model=data["model"],
             served_name=data["served_name"],
@@ -96,7 +99,7 @@ class Plan:
 
     def _check(self) -> None:
         """Raise TypeError where a name, a word or a variable is of another type than everything else relies on."""
-        names = (self.name, self.engine, self.model, self.served_name, self.host, self.python, self.launcher)
+        names = (self.name, self.model, self.served_name, self.host, self.python, self.launcher)
         choices = (self.stale_policy, self.gpus_unified, self.on_confirm_failure, self.scope, self.tls)
         values = [entry[key] for entry in self.env.values() for key in ("value", "mode")]
         lists = (*self.argv, *self.stale_kill, *self.allow, *self.gpu_warnings)
@@ -105,6 +108,8 @@ class Plan:
         odd += [repr(gpu) for gpu in self.gpus if not isinstance(gpu, (str, int))]
         if odd:
             raise TypeError(f"{odd[0]} is no text")
+        if not isinstance(self.engine, Mapping):
+            raise TypeError(f"{self.engine!r} is no description of an engine")
 
     @property
     def exports(self) -> dict[str, str]:

@@ -60,8 +60,7 @@ class Run:
         self.home = home
         self.directory = directory
         self.runner = runner
-        self.plan = Plan.load(request["server"])
-        self.engine: dict[str, Any] = request["engine"]
+        self.plan = Plan.load(request)
         self.release: Optional[ReleaseDirectory] = None
         self.confidential = confidential.of_homes([home], request)
         self.journal = journal.Journal(

@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def plan(self) -> Plan:
-        return Plan.load(self.server)
+        return Plan.load({"server": self.server, "engine": ENGINE})
 
     def run(self) -> Run:
         """A run as its worker has it when the stage ``stop`` begins."""
@@ -98,7 +98,7 @@ class Bench:
         return choice.resolve_gpus(self.plan).uuids
 
     def claims(self) -> list[ownership.Claim]:
-        return census.find_claims(self.plan, ENGINE, self.home, self.uuids, "box")
+        return census.find_claims(self.plan, self.home, self.uuids, "box")
 
     def stoppable(self) -> list[processes.Process]:
         return [claim.process for claim in self.claims() if claim.may_be_stopped]

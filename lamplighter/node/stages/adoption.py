@@ -19,21 +19,23 @@ def adopt_old(run: Run, claims: list[ownership.Claim]) -> None:
     found = adopt.find(claims, run.plan.port)
     if found is None:
         return
-    kept = census.find_restarters(run.plan, run.engine, run.home, claims)
+    kept = census.find_restarters(run.plan, run.home, claims)
     if census.is_kept(found.process.pid, kept):
         return
     who = f"pid {found.process.pid} ({found.process.title})"
     if isinstance(found, adopt.Impossible):
         run.warn(f"{who} cannot be adopted: {found.reason}", MEANING)
         return
-    model, trouble = adopt.reported_model(run.engine, found, run.plan.port, run.plan.tls)
+    model, trouble = adopt.reported_model(run.plan.engine, found, run.plan.port, run.plan.tls)
     if model is None:
         run.warn(f"{who} cannot be adopted: it does not say which model it serves ({trouble})", MEANING)
         return
     pids = {claim.process.pid for claim in claims if claim.may_be_stopped}
     uuids = holders.gpus_of(pids)
     try:
-        release = adopt.write(found, run.home, run.request["server"], run.engine, model, uuids, run.directory.run_id)
+        release = adopt.write(
+            found, run.home, run.request["server"], run.plan.engine, model, uuids, run.directory.run_id
+        )
     except OSError as error:
         run.warn(f"{who} cannot be adopted: {error.filename or run.home.path}: {error.strerror}", MEANING)
         return

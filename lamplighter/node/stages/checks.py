@@ -18,10 +18,9 @@ def examine(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
     Asked of what is to start, and of ``target``, which a roll back would start.
     """
     resolved, host = gpus.Resolved(run.uuids), run.request["host"]
-    found = preflight.examine(run.plan, run.engine, run.home, resolved, host, release=run.release, request=run.request)
+    found = preflight.examine(run.plan, run.home, resolved, host, release=run.release, request=run.request)
     digest = run.release.digest if run.release is not None else run.request["release"]["digest"]
-    change = wayback.Change(run.plan, run.engine, digest)
-    findings = [*found.findings, *wayback.examine(run.home, change, target, found.claims, host)]
+    findings = [*found.findings, *wayback.examine(run.home, run.plan, digest, target, found.claims, host)]
     for finding in findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)

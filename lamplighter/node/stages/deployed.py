@@ -25,12 +25,12 @@ def write_down(run: Run) -> None:
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
                 "argv": run.confidential.hide(process.argv) if process else None,
-                "engine": drift.installed_engine(run.plan, run.engine, run.release),
+                "engine": drift.installed_engine(run.plan, run.release),
                 "driver": driver.versions(),
                 "drop_ins": drift.drop_ins(run.home),
                 "environment": [[each.name, each.found] for each in drift.in_environment(report, [])],
                 "crew": _crew(
-                    run.engine, launcher.present_members(record), [each["pid"] for each in report["workers"]]
+                    run.plan.engine, launcher.present_members(record), [each["pid"] for each in report["workers"]]
                 ),
             },
         )

@@ -93,11 +93,11 @@ def confirm(run: Run) -> Optional[str]:
     assert run.launched is not None
     members = launcher.members(run.launched, processes.processes())
     proof = live.prove_live(
-        live.workers_of(members, live.gpu_holders(run.uuids), run.engine, run.launched.main.pid),
+        live.workers_of(members, live.gpu_holders(run.uuids), run.plan.engine, run.launched.main.pid),
         live.expected_of(run.release),
         run.directory.records,
-        run.engine,
-        live.version_of(run.plan, run.engine, run.release),
+        run.plan.engine,
+        live.version_of(run.plan, run.release),
         run.launch.log if run.plan.nccl_proof else None,
     )
     see_it_live(run)

@@ -28,8 +28,8 @@ def take_locks(run: Run) -> Optional[str]:
         run.warn(f"the lock of {run.plan.name} was a directory; it is {aside} now")
     _take(run, f"server {run.plan.name}", run.home.lock, until)
     current = run.home.current_release()
-    record = current.read_plan() if current else None
-    plans = (run.plan,) if record is None else (run.plan, Plan.load(record["server"]))
+    served = current.read_plan() if current else None
+    plans = (run.plan,) if served is None else (run.plan, served)
     run.uuids = _lock_resources(run, plans, until)
     return None
 

@@ -49,10 +49,9 @@ def _watch(
 ) -> Ready | NotReady:
     assert run.launch is not None
     assert run.launched is not None
-    key = find_api_key(run.plan, run.engine, run.release)
+    key = find_api_key(run.plan, run.release)
     return readiness.watch(
         run.plan,
-        run.engine,
         run.launch,
         run.launched,
         key,
@@ -77,10 +76,10 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         uuids=run.uuids,
         environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},
         directory=run.home.path,
-        derived={each.port: each.use for each in ground.derived_ports(ground.start_of(run.plan, run.engine))},
+        derived={each.port: each.use for each in ground.derived_ports(ground.start_of(run.plan))},
     )
     kernel = causes.kernel_notes(verdict.since)
-    explained = causes.explain(verdict.diagnosis, failed, run.engine, kernel, verdict.message)
+    explained = causes.explain(verdict.diagnosis, failed, run.plan.engine, kernel, verdict.message)
     diagnosis = explained.diagnosis
     whole_log = run.invocation("logs", "--run", run.directory.run_id)
     return StageFailure(

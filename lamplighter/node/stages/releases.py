@@ -13,7 +13,6 @@ from lamplighter.node.events import Exit
 from lamplighter.node.health import drift, serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.plan import Plan
 from lamplighter.node.stages import deployed, environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.stages.ready import see_it_live
@@ -27,7 +26,7 @@ def write_release(run: Run) -> Optional[str]:
     What serves is not written to: the same digest with other secrets, GPUs or treatment gets a directory of its own.
     """
     wanted = run.request["release"]
-    environment, plan = _environment(run), {"server": run.request["server"], "engine": run.engine}
+    environment, plan = _environment(run), {"server": run.request["server"], "engine": run.plan.engine}
     files.make_directory(run.home.releases)
     release = _place_for(run.home, wanted["digest"], environment, plan)
     fresh = ReleaseDirectory(os.path.join(run.home.releases, f"{files.TEMP_PREFIX}{release.name}.{os.getpid()}"))
@@ -60,8 +59,9 @@ def write_release(run: Run) -> Optional[str]:
 def _tell_secret_words(run: Run) -> None:
     """Warn of arguments that are secrets, the first time: who may list the processes of the node sees them."""
     before = run.home.current_release()
-    known = {} if before is None else ((before.read_plan() or {}).get("server") or {}).get("argv_secrets") or {}
-    new = [run.plan.argv[max(0, place - 1)] for name, place in run.plan.argv_secrets.items() if name not in known]
+    known = before.read_plan() if before is not None else None
+    told = known.argv_secrets if known is not None else {}
+    new = [run.plan.argv[max(0, place - 1)] for name, place in run.plan.argv_secrets.items() if name not in told]
     if new:
         run.warn(
             f"a secret stands in the server's command line (after {', '.join(new)}): `ps` on the node shows it",
@@ -89,7 +89,9 @@ def _place_for(home: ServerHome, digest: str, environment: str, plan: dict[str, 
     """Return the release of that digest that has this environment and plan, or has lost them; else a free place."""
     alike = home.releases_of(digest)
     fitting = [
-        each for each in alike if each.read_plan() in (plan, None) and files.read_text(each.env) in (environment, None)
+        each
+        for each in alike
+        if each.read_request() in (plan, None) and files.read_text(each.env) in (environment, None)
     ]
     if fitting:
         return next((release for release in fitting if release.is_complete()), fitting[0])
@@ -153,14 +155,14 @@ def use_current_release(run: Run) -> Optional[str]:
 
 
 def use(run: Run, release: ReleaseDirectory) -> None:
-    record = release.read_plan()
-    if record is None:
+    plan = release.read_plan()
+    if plan is None:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
-    plan = Plan.load(record["server"])
     # Warnings are the node's, not the release's: one that is accepted now must not forbid the way back.
-    plan = dataclasses.replace(plan, gpu_warnings=(*plan.gpu_warnings, *run.plan.gpu_warnings))
-    programs = run.engine.get("programs") or record["engine"].get("programs")  # likewise
-    run.plan, run.engine, run.release = plan, {**record["engine"], "programs": programs}, release
+    accepted = (*plan.gpu_warnings, *run.plan.gpu_warnings)
+    programs = run.plan.engine.get("programs") or plan.engine.get("programs")  # likewise
+    run.plan = dataclasses.replace(plan, gpu_warnings=accepted, engine={**plan.engine, "programs": programs})
+    run.release = release
     run.uuids = lock_resources(run, run.plan)
 
 

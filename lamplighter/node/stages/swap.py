@@ -40,12 +40,12 @@ def stop_old(run: Run) -> Optional[str]:
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
         _refuse_unfit_gpus(run)
         files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
-    kept = census.find_restarters(run.plan, run.engine, run.home, claimed)
+    kept = census.find_restarters(run.plan, run.home, claimed)
     _refuse_restarters(run, kept)
     adoption.adopt_old(run, claimed)
     if run.launched is None and http.is_answering(run.plan.host, run.plan.port):
         run.old_answered_at = time.time()
-    look = run.engine.get("stop") or {}
+    look = run.plan.engine.get("stop") or {}
     was_up = _is_recorded_up(run)
     had = leftovers.observe({claim.process.pid for claim in stopping})
     run.touched = True
@@ -222,7 +222,7 @@ def give_back(run: Run) -> bool:
 
 
 def _claims(run: Run, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
-    return census.find_claims(run.plan, run.engine, run.home, run.uuids, run.request["host"], sample)
+    return census.find_claims(run.plan, run.home, run.uuids, run.request["host"], sample)
 
 
 def wait_until_freed(run: Run) -> Optional[str]:
@@ -269,7 +269,7 @@ def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> 
     _refuse_intruders([claim for claim in _claims(run) if processes.is_alive(claim.process.identity)], Exit.NOT_FREED)
     run.touched = True
     files.make_directory(run.directory.records)
-    look = run.engine.get("stop") or {}
+    look = run.plan.engine.get("stop") or {}
     run.order = launcher.Order(
         server=run.plan.name,
         release=release,

@@ -71,21 +71,19 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         message = now.note or ("its process is gone" if record is not None else "nothing has been deployed here")
         return {"state": STOPPED, "message": message, "variables": 0, "workers": [], "differences": [], "nccl": ""}
     release = home.release(record["release"])
-    stored = release.read_plan()
-    engine = stored["engine"] if stored is not None else {}
+    plan = release.read_plan()
     members = launcher.members_of(record, now.main)
     holders = live.gpu_holders(record.get("gpus") or ())
-    workers = live.workers_of(members, holders, engine, now.main.pid)
-    if stored is None:
+    workers = live.workers_of(members, holders, plan.engine if plan is not None else {}, now.main.pid)
+    if plan is None:
         reason = f"release {release.name} is damaged or gone: what it gave to its server is not known"
         return {**live.not_proven(workers, reason).to_json(), "release": release.name}
-    plan = Plan.load(stored["server"])
     proof = live.prove_live(
         workers,
         live.expected_of(release),
         record.get("records") or os.path.join(os.path.dirname(record["log"]), "envproof"),
-        engine,
-        live.version_of(plan, engine, release),
+        plan.engine,
+        live.version_of(plan, release),
         record["log"] if plan.nccl_proof else None,
     )
     return {**proof.to_json(), "release": release.name}

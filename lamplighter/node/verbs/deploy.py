@@ -130,7 +130,7 @@ def _put_into_service(run: Run, before: Stages, outcome: str) -> None:
         else:
             _leave_alone(run, failure)
         return
-    now = serving.look(run.home, run.plan, run.engine)
+    now = serving.look(run.home, run.plan)
     if now.record is None or not now.is_alive:
         run.failure = _fallen_silent(run, now)
         _roll_back(run, run.failure)
@@ -186,7 +186,7 @@ def _goes_back(run: Run) -> bool:
 
 def _leave_alone(run: Run, failure: StageFailure) -> None:
     """End a run that failed before it touched anything."""
-    found = serving.look(run.home, run.plan, run.engine)
+    found = serving.look(run.home, run.plan)
     now = found.as_before
     # The server's own lock comes first: without it, another run has it or had it a moment ago.
     if not run.locks and (failure.exit_code == Exit.LOCKED or lock.holder_of(run.home.lock) is not None):
@@ -269,11 +269,11 @@ def _keeps_late(run: Run, target: ReleaseDirectory, now: Serving) -> bool:
 
 def _look_again(run: Run) -> Serving:
     """Ask what serves; where somebody is about who may start a server, until one answers or time is up."""
-    found = serving.look(run.home, run.plan, run.engine)
+    found = serving.look(run.home, run.plan)
     deadline = time.monotonic() + RETURN_SECONDS
     while found.record is None and run.may_return and time.monotonic() < deadline:
         time.sleep(1.0)
-        found = serving.look(run.home, run.plan, run.engine, 2.0)
+        found = serving.look(run.home, run.plan, 2.0)
     if found.record is None and run.may_return:
         trouble = "; ".join(filter(None, (found.trouble, f"{run.may_return[-1]} may serve later")))
         return dataclasses.replace(found, trouble=trouble)

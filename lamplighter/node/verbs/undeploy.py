@@ -32,10 +32,10 @@ def undeploy(run: Run) -> None:
     except StageFailure as failure:
         run.failure = failure
         outcome = "failed" if run.touched else "refused"
-        now = serving.look(run.home, run.plan, run.engine)
+        now = serving.look(run.home, run.plan)
         run.end(outcome, failure.exit_code, f"{failure.message}; {now}", now.record, now.unknown)
     else:
-        now = serving.look(run.home, run.plan, run.engine)
+        now = serving.look(run.home, run.plan)
         message = f"nothing of it is left outside lamplighter's own directory; {now}"
         run.end("undeployed", Exit.OK, message, now.record, now.unknown)
 
