@@ -54,7 +54,7 @@ class Plan:
 
     @classmethod
     def load(cls, said: Mapping[str, Any]) -> Plan:
-        """Read ``server`` and ``engine`` of a request or a plan.json. Raises ValueError: another protocol, or damage."""
+        """Read ``server`` and ``engine`` of a request or a plan.json. Raises ValueError where they are of no plan."""
         try:
             plan = cls._load(said["server"], said["engine"])
             plan._check()

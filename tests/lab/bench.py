@@ -20,6 +20,7 @@ from lamplighter.node.keeper import ownership, stop
 from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
+from lamplighter.node.stages.values import Allocation
 from lamplighter.node.system import processes
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
@@ -57,9 +58,11 @@ class Bench:
         directory = self.home.run("20261129T230000Z-abcdef")
         Path(directory.path).mkdir(parents=True)
         request = {"server": self.server, "engine": ENGINE, "host": "box", "verb": "deploy"}
-        run = Run(request, self.home, directory, self.runner)
-        run.uuids = self.uuids
-        return run
+        return Run(request, self.home, directory, self.runner)
+
+    @property
+    def allocation(self) -> Allocation:
+        return Allocation(self.plan, self.uuids)
 
     @property
     def server(self) -> dict[str, Any]:
