@@ -34,14 +34,14 @@ def find_claims(
         evidence,
         recorded,
         plan.engine,
-        policy=plan.stale_policy,
-        listed=plan.stale_kill,
+        policy=plan.stale.policy,
+        listed=plan.stale.kill,
         uid=os.geteuid(),
     )
     if any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
         found = [_spare_sibling(claim, siblings, host) for claim in found]
-    return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
+    return restarters.list_by_place(found, () if plan.stale.policy == "report" else plan.stale.kill)
 
 
 def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[int, str]:
@@ -74,7 +74,7 @@ def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: st
 
 def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
     """Return the units, containers and parents, not ours, that may start again what would be stopped."""
-    listed = () if plan.stale_policy == "report" else plan.stale_kill
+    listed = () if plan.stale.policy == "report" else plan.stale.kill
     table, programs = processes.processes(), parents.Programs.of(plan.engine)
     return restarters.find(claims, table, systemd.recorded(home), listed, programs)
 

@@ -24,7 +24,7 @@ def all_facts(plan: Plan, home: ServerHome) -> Dict[str, Any]:
     record = launcher.read_record(home)
     members = launcher.present_members(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
-    found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings)
+    found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings.accept)
     uuids = found["wanted"]["uuids"]
     report = scope.live_report(home)
 
@@ -33,11 +33,11 @@ def all_facts(plan: Plan, home: ServerHome) -> Dict[str, Any]:
 
     return {
         **found,
-        "holders": facts.holder_facts(uuids, freeing.read_baseline(home), ours, plan.allow, plan.gpu_warnings),
+        "holders": facts.holder_facts(uuids, freeing.read_baseline(home), ours, plan.allow, plan.gpu_warnings.accept),
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,
-        "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(home, record or {}, report)},
+        "sitecustomize": {"scope": plan.sitecustomize.scope, "workers": _sitecustomize(home, record or {}, report)},
         "engine": _engine_facts(plan, home, record or {}),
         "unit": _unit_facts(home, record or {}),
         "logind": _logind_facts(found["host"]),

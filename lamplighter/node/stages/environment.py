@@ -49,7 +49,7 @@ def _prove(run: Run, staged: Staged) -> None:
         deadline=PROOF_SECONDS,
         secret_names=expected.secrets,
         environ=environ,
-        scope=staged.plan.scope,
+        scope=staged.plan.sitecustomize.scope,
     )
     if not proof.ok:
         raise StageFailure(
@@ -122,11 +122,11 @@ def give_back_unneeded(run: Run, staged: Staged) -> None:
         return
     keep: Collection[interpreter.Place] = ()
     plan = staged.plan
-    if plan.scope in interpreter.SCOPES:
+    if plan.sitecustomize.scope in interpreter.SCOPES:
         environ = launcher.bare_environment()
         try:
             told = startup.ask(_interpreter(run, staged, environ), launcher.planned_environment(plan, {}))
-            keep = interpreter.places_of(plan.scope, told, run.home)
+            keep = interpreter.places_of(plan.sitecustomize.scope, told, run.home)
         except (startup.NoPython, interpreter.Refused):
             return
     _give_back(run, keep)
@@ -154,18 +154,18 @@ def launch_path(launch_script: str, environ: Mapping[str, str]) -> str:
 
 
 def _pythonpath(staged: Staged) -> dict[str, str]:
-    return {name: entry["value"] for name, entry in staged.plan.env.items() if name == "PYTHONPATH"}
+    return {name: value for name, value in staged.plan.exports.items() if name == "PYTHONPATH"}
 
 
 def _reach(run: Run, staged: Staged, python: list[str]) -> None:
     """Put the start-up files of scope pth or interpreter in place, if that is the scope and they are not there."""
-    plan = staged.plan
-    if plan.scope not in interpreter.SCOPES:
+    plan, scope = staged.plan, staged.plan.sitecustomize.scope
+    if scope not in interpreter.SCOPES:
         return
     try:
         told = startup.ask(python, launcher.planned_environment(plan, {}))
-        for path in interpreter.install(plan.scope, told, run.home):
-            run.progress(f"scope {plan.scope}: {path} now runs our sitecustomize.py for {told.prefix}")
+        for path in interpreter.install(scope, told, run.home):
+            run.progress(f"scope {scope}: {path} now runs our sitecustomize.py for {told.prefix}")
     except (startup.NoPython, interpreter.Refused, lock.Locked, OSError) as error:
         raise _refused(staged, error) from error
 
@@ -175,7 +175,7 @@ def _refused(staged: Staged, error: Exception) -> StageFailure:
     fix = "let lamplighter write there (become: true)" if is_closed else "fix what the evidence names"
     return StageFailure(
         Exit.REFUSED,
-        f"sitecustomize.scope {staged.plan.scope} cannot be put in place",
+        f"sitecustomize.scope {staged.plan.sitecustomize.scope} cannot be put in place",
         cause="sitecustomize",
         evidence=f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error),
         hint=f"{fix}, or choose another servers.{staged.plan.name}.sitecustomize.scope",

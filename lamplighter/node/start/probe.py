@@ -49,7 +49,7 @@ def find_api_key(plan: Plan, release: Optional[ReleaseDirectory]) -> Optional[st
     name = plan.engine.get("api_key_env")
     if not name:
         return None
-    return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
+    return secrets.get(name) or plan.exports.get(name) or None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,7 +168,7 @@ class _Watch:
         self.main = processes.Handle.open(launched.main)
         self.crew = _Crew(engine, launched)
         self.gpus = GpuSampler(uuids)
-        self.stall = StallClock(engine, plan.timeouts.stall, now)
+        self.stall = StallClock(engine, plan.timeouts.silence, now)
         self._model_proven = False
         self.probe = Asker(
             lambda: ask(plan, api_key, PROBE_SECONDS, knows_model=self._model_proven), *PROBE_PAUSE_SECONDS
