@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -338,8 +338,28 @@ class Timeouts(_Frozen):
     stall: Annotated[float | Literal["by phase"], BeforeValidator(_stall)] = "by phase"
 
 
+@dataclass(frozen=True)
+class _Treatment:
+    """Marks a setting of how lamplighter treats a server: it reaches the node, and a change of it restarts nothing."""
+
+
+@dataclass(frozen=True)
+class ControlOnly:
+    """Marks a setting that the node's plan of a server does not have, and says why."""
+
+    why: str
+
+
+#: A setting of how lamplighter treats a server.
+TREATED = _Treatment()
+
+
 class Server(_Frozen):
-    """One LLM server of a host, as the inventory wants it. ``name`` is its key under ``servers``."""
+    """One LLM server of a host, as the inventory wants it. ``name`` is its key under ``servers``.
+
+    This is the one declaration of a setting. Unless it is marked otherwise it says what runs: the node is told it (and
+    reads it in ``node.plan.Plan``), and it is part of the release's digest.
+    """
 
     name: str
     engine: Text
@@ -350,27 +370,39 @@ class Server(_Frozen):
     port: Annotated[int, _whole(1, 65535)]
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
     python: Line = "python3"
-    args: Mapping[ArgName, ArgValue] = {}
-    extra_args: tuple[ExtraArg, ...] = ()
+    args: Annotated[Mapping[ArgName, ArgValue], ControlOnly("the node is told argv")] = {}
+    extra_args: Annotated[tuple[ExtraArg, ...], ControlOnly("the node is told argv")] = ()
     env: Mapping[EnvName, EnvValue] = {}
-    secrets: Mapping[EnvName, SecretValue] = {}
+    secrets: Annotated[Mapping[EnvName, SecretValue], ControlOnly("their names are told")] = {}
     sitecustomize: Sitecustomize = Sitecustomize()
     launcher: Literal["auto", "systemd", "detached"] = "auto"
-    stale: Stale = Stale()
-    timeouts: Timeouts = Timeouts()
-    keep_releases: Annotated[int, _whole(1, 1000)] = 5
-    gpus_unified: Literal["refuse", "accept"] = "refuse"
-    on_confirm_failure: Literal["keep", "rollback"] = "keep"
-    allow: tuple[Text, ...] = ()
+    stale: Annotated[Stale, TREATED] = Stale()
+    timeouts: Annotated[Timeouts, TREATED] = Timeouts()
+    keep_releases: Annotated[int, _whole(1, 1000), TREATED] = 5
+    gpus_unified: Annotated[Literal["refuse", "accept"], TREATED] = "refuse"
+    on_confirm_failure: Annotated[Literal["keep", "rollback"], TREATED] = "keep"
+    allow: Annotated[tuple[Text, ...], TREATED] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
-    tls: Literal["none", "verify", "self-signed"] = "none"
-    gpu_warnings: GpuWarnings = GpuWarnings()
-    checks: Mapping[CheckName, CheckValue] = {}
-    lint: LintSettings = LintSettings()
+    tls: Annotated[Literal["none", "verify", "self-signed"], TREATED] = "none"
+    gpu_warnings: Annotated[GpuWarnings, TREATED] = GpuWarnings()
+    checks: Annotated[Mapping[CheckName, CheckValue], ControlOnly("`verify` goes by them; the request has them")] = {}
+    lint: Annotated[LintSettings, ControlOnly("`lint` goes by it; the request has it")] = LintSettings()
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe; secrets appear as their reference."""
         return self.model_dump(mode="json")
+
+
+def _settings(*, marked: type) -> tuple[str, ...]:
+    return tuple(
+        name for name, field in Server.model_fields.items() if any(isinstance(each, marked) for each in field.metadata)
+    )
+
+
+#: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
+TREATMENT = _settings(marked=_Treatment)
+#: What the node is told of a server in the inventory's own words.
+TOLD = tuple(name for name in Server.model_fields if name not in _settings(marked=ControlOnly))
 
 
 class HostVariables(_Frozen):
@@ -617,17 +649,17 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _known_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    inner: dict[int | str, type[BaseModel]] = {
-        "env": EnvValue,
-        "timeouts": Timeouts,
-        "stale": Stale,
-        "gpu_warnings": GpuWarnings,
-        "sitecustomize": Sitecustomize,
-        "lint": LintSettings,
-    }
-    if loc:
-        model = Ignored if loc[:2] == ("lint", "ignore") else inner[loc[0]]
+    for step in loc:
+        field = model.model_fields.get(str(step))
+        model = _model_in(field.annotation) or model if field is not None else model
     return [name for name in model.model_fields if name != "name"]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a setting's value is, or consists of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _dotted(path: str, loc: Iterable[int | str]) -> str:

@@ -79,13 +79,13 @@ def _of_home(home: ServerHome) -> List[Tuple[str, str]]:
 
 
 def _of_release(release: ReleaseDirectory) -> List[Tuple[str, str]]:
-    plan = release.read_plan() or {}
-    words = (plan.get("server") or {}).get("argv_secrets") or {}
+    made_from = release.read_request() or {}
+    words = (made_from.get("server") or {}).get("argv_secrets") or {}
     return [
         (name, _secret_in(value) if name in words else value)
         for name, value in release.read_environment().items()
         # The environment of a server that was adopted is all that its owner had; nobody said which of it is secret.
-        if name != _OURS and (name in words or not plan.get("adopted") or looks_secret(name, value))
+        if name != _OURS and (name in words or not made_from.get("adopted") or looks_secret(name, value))
     ]
 
 

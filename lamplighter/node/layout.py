@@ -154,12 +154,17 @@ class ReleaseDirectory:
 
     def is_complete(self) -> bool:
         """Tell whether it can be started: its launch script and its plan are there."""
-        return os.path.exists(self.launch_script) and self.read_plan() is not None
+        return os.path.exists(self.launch_script) and self.read_request() is not None
 
-    def read_plan(self) -> Optional[dict[str, Any]]:
+    def read_plan(self) -> Optional[Plan]:
+        """Return the plan that it was made from; None if it is damaged."""
+        stored = self.read_request()
+        return None if stored is None else Plan.load(stored)
+
+    def read_request(self) -> Optional[dict[str, Any]]:
         """Return what it was made from: ``server`` and ``engine`` as requested, and ``adopted``; None if damaged.
 
-        What is returned can be used: ``Plan.load`` takes its ``server``.
+        What is returned can be used: ``Plan.load`` takes it.
         """
         stored = read_json(self.plan, server=dict, engine=dict)
         if stored is None or not isinstance(stored.get("adopted") or {}, dict):
@@ -168,7 +173,7 @@ class ReleaseDirectory:
         if not isinstance(engine.get("name"), str) or not isinstance(server.get("secrets", []), list):
             return None
         try:
-            Plan.load(server)
+            Plan.load(stored)
         except ValueError:
             return None
         return stored

@@ -1,30 +1,72 @@
-"""What a request says about one server, and where a run keeps its state: the typed view of the request's JSON."""
+"""What a request, or a release on the node, says about one server and its engine: the typed view of that JSON.
+
+The fields are the settings of the inventory that the node goes by, under the inventory's own names. A field with a
+default is one that the releases of earlier versions do not have.
+"""
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
-from typing import Any, Optional, Union
+import functools
+from typing import Any, Mapping, Optional, Union, get_args, get_origin, get_type_hints
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """``mode``: ``default`` or ``force``."""
+
+    value: str
+    mode: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sitecustomize:
+    """How the variables reach the server's processes: ``server``, ``pth``, ``interpreter`` or ``none``."""
+
+    scope: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stale:
+    """Which processes of others may be stopped: by ``policy`` (``engine``, ``ours`` or ``report``), and by name."""
+
+    policy: str
+    kill: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuWarnings:
+    """Warnings of nvidia-smi that may stay, each by a part of its words."""
+
+    accept: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start.
-
-    ``stall``: silence that counts as a stall, in every phase; None: as the engine says for each.
-    """
+    """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start."""
 
     stop: float
     free: float
     ready: float
-    stall: Optional[float] = None
+    stall: Union[float, str] = "by phase"
+
+    @property
+    def silence(self) -> Optional[float]:
+        """Return the silence that counts as a stall, in every phase; None: as the engine says for each."""
+        return None if isinstance(self.stall, str) else self.stall
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One server as the inventory wants it. ``gpus``: "all", indexes or UUIDs; empty means that it uses none."""
+    """One server as the inventory wants it, and ``engine``, what its role says of how such servers behave (engine.yml).
+
+    ``gpus``: "all", indexes or UUIDs; empty means that it uses none. ``argv_secrets``: the places of words in ``argv``
+    that are secrets, by the variable of the release's ``env`` that holds each.
+    """
 
     name: str
-    engine: str
+    engine: Mapping[str, Any]
     engine_version: Optional[str]
     model: str
     served_name: str
@@ -33,84 +75,72 @@ class Plan:
     gpus: Union[str, tuple[Union[int, str], ...]]
     python: str
     argv: tuple[str, ...]
-    env: dict[str, dict[str, str]]
+    env: Mapping[str, Variable]
+    sitecustomize: Sitecustomize
     launcher: str
-    stale_policy: str
-    stale_kill: tuple[str, ...]
+    stale: Stale
     timeouts: Timeouts
     keep_releases: int
     gpus_unified: str
-    on_confirm_failure: str
     allow: tuple[str, ...]
-    scope: str = "server"
+    on_confirm_failure: str = "keep"
     nccl_proof: bool = False
     tls: str = "none"
-    gpu_warnings: tuple[str, ...] = ()
-    #: Places of words in ``argv`` that are secrets, by the variable of the release's ``env`` that holds each.
-    argv_secrets: dict[str, int] = dataclasses.field(default_factory=dict)
+    gpu_warnings: GpuWarnings = GpuWarnings()
+    argv_secrets: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def load(cls, data: dict[str, Any]) -> Plan:
-        """Read ``request["server"]``. Raises ValueError on what is none: of another protocol, or damaged."""
+    def load(cls, said: Mapping[str, Any]) -> Plan:
+        """Read ``server`` and ``engine`` of a request or a plan.json. Raises ValueError where they are of no plan."""
         try:
-            plan = cls._load(data)
-            plan._check()
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            plan: Plan = _fields(cls, {**said["server"], "engine": said["engine"]})
+        except (KeyError, TypeError) as error:
             raise ValueError(f"no plan of a server: {type(error).__name__}: {error}") from error
         return plan
-
-    @classmethod
-    def _load(cls, data: dict[str, Any]) -> Plan:
-        timeouts = data["timeouts"]
-        return cls(
-            name=data["name"],
-            engine=data["engine"],
-            engine_version=data["engine_version"],
-            model=data["model"],
-            served_name=data["served_name"],
-            host=data["host"],
-            port=int(data["port"]),
-            gpus=data["gpus"] if isinstance(data["gpus"], str) else tuple(data["gpus"]),
-            python=data["python"],
-            argv=tuple(data["argv"]),
-            env=data["env"],
-            launcher=data["launcher"],
-            stale_policy=data["stale"]["policy"],
-            stale_kill=tuple(data["stale"]["kill"]),
-            timeouts=Timeouts(
-                float(timeouts["stop"]),
-                float(timeouts["free"]),
-                float(timeouts["ready"]),
-                None if isinstance(timeouts.get("stall", ""), str) else float(timeouts["stall"]),
-            ),
-            keep_releases=int(data["keep_releases"]),
-            gpus_unified=data["gpus_unified"],
-            on_confirm_failure=data.get("on_confirm_failure", "keep"),  # releases of 0.1 do not say
-            allow=tuple(data["allow"]),
-            scope=data["sitecustomize"]["scope"],
-            nccl_proof=data.get("nccl_proof", False),
-            tls=data.get("tls", "none"),
-            gpu_warnings=tuple((data.get("gpu_warnings") or {}).get("accept", ())),
-            argv_secrets={name: int(place) for name, place in (data.get("argv_secrets") or {}).items()},
-        )
-
-    def _check(self) -> None:
-        """Raise TypeError where a name, a word or a variable is of another type than everything else relies on."""
-        names = (self.name, self.engine, self.model, self.served_name, self.host, self.python, self.launcher)
-        choices = (self.stale_policy, self.gpus_unified, self.on_confirm_failure, self.scope, self.tls)
-        values = [entry[key] for entry in self.env.values() for key in ("value", "mode")]
-        lists = (*self.argv, *self.stale_kill, *self.allow, *self.gpu_warnings)
-        words = [*names, *choices, *lists, *values, self.engine_version or ""]
-        odd = [repr(word) for word in words if not isinstance(word, str)]
-        odd += [repr(gpu) for gpu in self.gpus if not isinstance(gpu, (str, int))]
-        if odd:
-            raise TypeError(f"{odd[0]} is no text")
 
     @property
     def exports(self) -> dict[str, str]:
         """The plain variables that the launch script exports; what only the node knows comes on top."""
-        return {name: entry["value"] for name, entry in self.env.items()}
+        return {name: variable.value for name, variable in self.env.items()}
 
     @property
     def uses_gpus(self) -> bool:
         return self.gpus == "all" or bool(self.gpus)
+
+
+#: The types of a dataclass's fields; a node reads many plans.
+_types = functools.lru_cache(maxsize=None)(get_type_hints)
+
+
+def _fields(kind: Any, said: Mapping[str, Any]) -> Any:
+    """Read a dataclass by the types of its fields; what it has no field for is left out."""
+    fields = [each for each in dataclasses.fields(kind) if each.name in said or _is_needed(each)]
+    return kind(**{each.name: _value(_types(kind)[each.name], said[each.name], each.name) for each in fields})
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _value(kind: Any, said: Any, name: str) -> Any:
+    """Return a value of JSON as ``kind``. Raises TypeError: everything else relies on the types."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return said
+    if dataclasses.is_dataclass(kind) and isinstance(said, Mapping):
+        return _fields(kind, said)
+    if origin is tuple and isinstance(said, (list, tuple)):
+        return tuple(_value(inner[0], each, name) for each in said)
+    if origin is collections.abc.Mapping and isinstance(said, Mapping):
+        return {_value(inner[0], key, name): _value(inner[1], each, name) for key, each in said.items()}
+    if origin is Union:
+        for one in inner:
+            try:
+                return _value(one, said, name)
+            except TypeError:
+                continue
+    if kind is float and type(said) is int:
+        return float(said)
+    if type(said) is kind:
+        return said
+    raise TypeError(f"{name}: {said!r} is no {getattr(kind, '__name__', kind)}")

@@ -8,15 +8,18 @@ import os
 import signal
 import time
 import traceback
-from typing import Any, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Optional
 
 from lamplighter.node import confidential, events, journal
 from lamplighter.node.events import Exit
-from lamplighter.node.keeper.launched import Launched, Order
-from lamplighter.node.keeper.restarters import Restarter
-from lamplighter.node.layout import IDENTITY, LaunchFiles, ReleaseDirectory, RunDirectory, ServerHome, read_json
-from lamplighter.node.plan import Plan
+from lamplighter.node.layout import IDENTITY, RunDirectory, ServerHome, read_json
 from lamplighter.node.system import files, lock, processes
+
+if TYPE_CHECKING:
+    from typing import Concatenate, ParamSpec, TypeVar
+
+    Handed = ParamSpec("Handed")
+    HandedOn = TypeVar("HandedOn")
 
 #: Files that hold room for the records which make a run recoverable: for the start, the commit and the rollback.
 RESERVES = 6
@@ -52,48 +55,50 @@ class StageFailure(Exception):
         self.stage = ""
 
 
+class Skipped(NamedTuple):
+    """What a stage returns that had nothing to do."""
+
+    why: str
+
+
 class Run:
-    """The state of one run: what was asked for, what has been found out, and the journal that tells of it."""
+    """One run: who asked for what, the locks that it holds, and the journal that tells of it.
+
+    What its stages find out they return (stages/values.py).
+    """
 
     def __init__(self, request: dict[str, Any], home: ServerHome, directory: RunDirectory, runner: str) -> None:
         self.request = request
         self.home = home
         self.directory = directory
         self.runner = runner
-        self.plan = Plan.load(request["server"])
-        self.engine: dict[str, Any] = request["engine"]
-        self.release: Optional[ReleaseDirectory] = None
         self.confidential = confidential.of_homes([home], request)
         self.journal = journal.Journal(
             directory.journal,
             directory.ballast,
-            {"host": request["host"], "server": self.plan.name, "run": directory.run_id},
+            {"host": request["host"], "server": self.server, "run": directory.run_id},
             hide=self._hide,
         )
         self.locks: list[lock.Lock] = []
-        self.uuids: tuple[str, ...] = ()
-        self.launch: Optional[LaunchFiles] = None
-        self.order: Optional[Order] = None
-        self.launched: Optional[Launched] = None
-        #: ``server.json`` of what was launched.
-        self.record: dict[str, Any] = {}
-        self.stopped_restarters: list[Restarter] = []
-        #: What serves again though it is no release of ours: a unit or a container that this run had stopped.
-        self.given_back: Optional[dict[str, Any]] = None
-        self.stopped_ours = False
-        #: Who may start a server although this run does not: left running at the stop, or seen to have started one.
-        self.may_return: list[str] = []
         self.durations: dict[str, float] = {}
-        self.ready_seconds: Optional[float] = None
-        self.old_answered_at: Optional[float] = None
-        self.new_answered_at: Optional[float] = None
-        self.failure: Optional[StageFailure] = None
-        self.degraded: Optional[StageFailure] = None
-        #: Whether a signal was sent or a server started: until then what served before serves still.
-        self.touched = False
+        self._touched = False
         self._stage = ""
         self.began = directory.began
         self.reserves = _fill_reserves(directory)
+
+    @property
+    def server(self) -> str:
+        """Name the server that this run is about."""
+        return str(self.request["server"]["name"])
+
+    @property
+    def touched(self) -> bool:
+        """Tell whether a signal was sent or a server started: until then what served before serves still."""
+        return self._touched
+
+    def touch(self) -> None:
+        """Note that what serves is about to be touched: from here on the run goes to a good end or rolls back."""
+        self._touched = True
 
     def learn_secrets(self) -> None:
         """Hide from now on what the releases of this server hold secret by now, too."""
@@ -111,8 +116,14 @@ class Run:
     def warn(self, message: str, hint: str = "") -> None:
         self.emit(events.warning(self._stage, message, hint))
 
-    def perform(self, name: str, action: Callable[[Run], Optional[str]]) -> None:
-        """Run one stage between its start and end events. ``action`` returns why it had nothing to do, or None.
+    def perform(
+        self,
+        name: str,
+        action: Callable[Concatenate[Run, Handed], HandedOn],
+        *handed: Handed.args,
+        **options: Handed.kwargs,
+    ) -> HandedOn:
+        """Run one stage, with what earlier ones have handed on, between its start and end events; return its value.
 
         Raises StageFailure, already journalled; an unforeseen exception becomes one with exit code 1.
         """
@@ -124,7 +135,7 @@ class Run:
         began = time.monotonic()
         try:
             self.heed()
-            skipped = action(self)
+            value = action(self, *handed, **options)
         except StageFailure as failure:
             self._fail(name, began, failure)
             raise
@@ -133,11 +144,13 @@ class Run:
             self._fail(name, began, told)
             raise told from error
         self.durations[name] = round(time.monotonic() - began, 3)
+        skipped = value.why if isinstance(value, Skipped) else None
         self.emit(events.stage_ended(name, True, self.durations[name], skipped=skipped))
+        return value
 
     def invocation(self, verb: str, *words: str) -> str:
         """The command line that asks for ``verb`` on this server."""
-        return events.invocation(verb, self.request["host"], self.plan.name, *words)
+        return events.invocation(verb, self.request["host"], self.server, *words)
 
     def _unforeseen(self, name: str, error: Exception) -> StageFailure:
         if isinstance(error, OSError) and error.errno in NO_WRITES:
@@ -214,22 +227,28 @@ class Run:
             "run": self.directory.run_id,
             "verb": self.request["verb"],
             "by": self.request["by"],
-            "server": self.request["server"]["name"],
+            "server": self.server,
             "pid": os.getpid(),
             "since": round(self.began, 3),
         }
 
     def end(
-        self, outcome: str, exit_code: Exit, message: str, serving: Optional[dict[str, Any]], unknown: str = ""
+        self,
+        outcome: str,
+        exit_code: Exit,
+        message: str,
+        serving: Optional[dict[str, Any]],
+        unknown: str = "",
+        *,
+        failure: Optional[StageFailure] = None,
+        release: Optional[str] = None,
+        ready_seconds: Optional[float] = None,
+        downtime_seconds: Optional[float] = None,
     ) -> None:
         """Give the locks back and write the end event: whoever hears of the end may begin the next run at once.
 
         ``unknown``: why it is not known what serves.
         """
-        failure = self.failure
-        downtime = None
-        if self.old_answered_at is not None and self.new_answered_at is not None:
-            downtime = round(self.new_answered_at - self.old_answered_at, 3)
         while self.locks:
             self.locks.pop().release()
         self.emit(
@@ -242,10 +261,10 @@ class Run:
                 cause=failure.cause if failure else None,
                 evidence=failure.evidence if failure else None,
                 hint=failure.hint if failure else "",
-                release=self.release.name if self.release else None,
+                release=release,
                 durations=self.durations,
-                ready_seconds=self.ready_seconds,
-                downtime_seconds=downtime,
+                ready_seconds=ready_seconds,
+                downtime_seconds=downtime_seconds,
                 serving=serving,
                 serving_unknown=unknown,
             )

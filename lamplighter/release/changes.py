@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lamplighter.release.release import TREATMENT, Release
+from lamplighter.inventory.schema import TREATMENT
+from lamplighter.release.release import Release
 
 #: Told apart from the other settings, or made of them.
 _APART = ("argv", "argv_secrets", "env", "secrets")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import lamplighter
 from lamplighter.errors import InventoryError
+from lamplighter.inventory.schema import TOLD, TREATMENT
 from lamplighter.inventory.secrets import SecretWord
 from lamplighter.release.render import FromVariable, Templates
 
@@ -27,18 +28,6 @@ if TYPE_CHECKING:
 
 #: Behind the server's own bin directory. A login over SSH has no more than the first six, and no CUDA.
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
-
-#: What the node is told in the inventory's own words; ``argv`` stands for the arguments.
-PLAN_KEYS = (
-    "name", "engine", "engine_version", "model", "host", "port", "gpus", "python", "env", "sitecustomize", "launcher",
-    "stale", "timeouts", "keep_releases", "gpus_unified", "on_confirm_failure", "allow", "nccl_proof", "tls",
-    "gpu_warnings",
-)  # fmt: skip
-
-#: How lamplighter treats a server, as opposed to what the server is: a change of these needs no restart.
-TREATMENT = (
-    "timeouts", "keep_releases", "stale", "allow", "gpus_unified", "on_confirm_failure", "tls", "gpu_warnings",
-)  # fmt: skip
 
 #: What makes NCCL name the variables that it reads, for ``nccl_proof``; the inventory's own values win.
 NCCL_TALK = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
@@ -110,7 +99,7 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
         argv = engine.argv(server)
     secret = {word.variable: place for place, word in enumerate(argv) if isinstance(word, SecretWord)}
     return {
-        **{key: said[key] for key in PLAN_KEYS},
+        **{key: said[key] for key in TOLD},
         "env": {**talk, **said["env"]},
         "served_name": server.served_name or server.model,  # the rule of all our engines
         "argv": [str.__str__(word) for word in argv],

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
+from lamplighter.inventory.schema import TREATMENT
 from lamplighter.lint import lint_of_node
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.changes import compare
 from lamplighter.release.engine import Engine, load_engine
-from lamplighter.release.release import TREATMENT, Release, build_release, server_plan
+from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.conversation import NoAnswer, converse
 from lamplighter.ssh.config import local_user

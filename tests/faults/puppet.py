@@ -88,8 +88,8 @@ def jump(seconds) -> None:
 def hold(worker, order, order_file) -> None:
     perform = worker.Run.perform
 
-    def held(run, name, action):
-        def stopped(run):
+    def held(run, name, action, *handed):
+        def stopped(run, *handed):
             if name == order["hold"]:
                 with open(order["held"], "w") as file:
                     file.write(str(os.getpid()))
@@ -97,9 +97,9 @@ def hold(worker, order, order_file) -> None:
                     time.sleep(0.01)
                 if "jump" in order:
                     jump(order["jump"])
-            return action(run)
+            return action(run, *handed)
 
-        return perform(run, name, stopped)
+        return perform(run, name, stopped, *handed)
 
     worker.Run.perform = held
 
@@ -121,9 +121,9 @@ class Strings:
         Handle.signal = self.tied("signal", Handle.signal)
         perform = worker.Run.perform
 
-        def tied_perform(run, name, action):
+        def tied_perform(run, name, action, *handed):
             self.checkpoint(f"stage {name}")
-            return perform(run, name, action)
+            return perform(run, name, action, *handed)
 
         worker.Run.perform = tied_perform
 

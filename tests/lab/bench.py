@@ -20,6 +20,7 @@ from lamplighter.node.keeper import ownership, stop
 from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
+from lamplighter.node.stages.values import Allocation
 from lamplighter.node.system import processes
 from lamplighter.node.worker import Run
 from lamplighter.release.engine import load_engine
@@ -50,16 +51,18 @@ class Bench:
 
     @property
     def plan(self) -> Plan:
-        return Plan.load(self.server)
+        return Plan.load({"server": self.server, "engine": ENGINE})
 
     def run(self) -> Run:
         """A run as its worker has it when the stage ``stop`` begins."""
         directory = self.home.run("20261129T230000Z-abcdef")
         Path(directory.path).mkdir(parents=True)
         request = {"server": self.server, "engine": ENGINE, "host": "box", "verb": "deploy"}
-        run = Run(request, self.home, directory, self.runner)
-        run.uuids = self.uuids
-        return run
+        return Run(request, self.home, directory, self.runner)
+
+    @property
+    def allocation(self) -> Allocation:
+        return Allocation(self.plan, self.uuids)
 
     @property
     def server(self) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class Bench:
         return choice.resolve_gpus(self.plan).uuids
 
     def claims(self) -> list[ownership.Claim]:
-        return census.find_claims(self.plan, ENGINE, self.home, self.uuids, "box")
+        return census.find_claims(self.plan, self.home, self.uuids, "box")
 
     def stoppable(self) -> list[processes.Process]:
         return [claim.process for claim in self.claims() if claim.may_be_stopped]

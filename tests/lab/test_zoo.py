@@ -21,6 +21,7 @@ from lamplighter.node.keeper import adopt, ownership, stop
 from lamplighter.node.keeper.ownership import FOREIGN, OURS, STALE
 from lamplighter.node.layout import RunDirectory
 from lamplighter.node.stages import swap
+from lamplighter.node.stages.values import Former, Staged
 from lamplighter.node.system import ports, processes
 from lamplighter.node.worker import StageFailure
 from tests.lab.bench import Bench, furnish
@@ -176,7 +177,7 @@ def test_who_takes_over_the_memory_of_the_stopped_is_told(bench: Bench, monkeypa
 
     monkeypatch.setattr(stop, "stop", stop_and_take_over)
     run = bench.run()
-    swap.stop_old(run)
+    swap.stop_old(run, bench.allocation, Former())
     monkeypatch.undo()
     told = [event["message"] for event in journal.read(run.directory.journal) if event["event"] == "warning"]
     assert len(told) == 1
@@ -190,15 +191,16 @@ def test_who_came_after_the_check_leaves_the_old_server_alone_or_the_new_one_uns
     old = on_gpu(bench, bench.living.titled(TITLE, start_new_session=True).pid)
     on_gpu(bench, stranger.pid)
     with pytest.raises(StageFailure, match="between the check and the start") as refused:
-        swap.stop_old(run)
+        swap.stop_old(run, bench.allocation, Former())
     assert refused.value.exit_code == Exit.REFUSED
     assert is_running(old)
     assert not run.touched
+    former, staged = Former(), Staged(bench.plan, bench.uuids, bench.home.release("0123456789ab"))
     with pytest.raises(StageFailure, match="between the check and the start") as refused:
-        swap.launch_release(run, bench.home.release("0123456789ab"), run.directory.launch("new"))
+        swap.start(run, staged, run.directory.launch("new"), former)
     assert refused.value.exit_code == Exit.NOT_FREED
     assert f"pid {stranger.pid} " in refused.value.evidence
-    assert run.launched is None
+    assert former.successor is None
 
 
 # ------------------------------------------------------------------------------ those who have a device open, no memory

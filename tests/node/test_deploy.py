@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -29,6 +28,8 @@ def test_which_failures_leave_the_new_server(
     monkeypatch: pytest.MonkeyPatch, stage: str, code: Exit, cause: str, stays: bool
 ) -> None:
     """Who cancels wants the old one back, whatever the inventory wishes for a failed confirmation."""
-    monkeypatch.setattr(deploy.releases, "rollback_target", lambda run, is_to_blame: SimpleNamespace(name="old"))
-    run: Any = SimpleNamespace(release=SimpleNamespace(name="new"), plan=SimpleNamespace(on_confirm_failure="keep"))
-    assert deploy._serves_all_the_same(run, stage, StageFailure(code, "it failed", cause=cause)) == stays
+    monkeypatch.setattr(deploy.releases, "way_back", lambda home, failed: SimpleNamespace(name="old"))
+    monkeypatch.setattr(deploy.Plan, "load", lambda request: SimpleNamespace(on_confirm_failure="keep"))
+    replacement = deploy.Replacement(SimpleNamespace(request={}, home=None))  # type: ignore[arg-type]
+    replacement.staged = SimpleNamespace(release=SimpleNamespace(name="new"))  # type: ignore[assignment]
+    assert replacement._stays(stage, StageFailure(code, "it failed", cause=cause)) == stays

@@ -49,7 +49,7 @@ def test_what_is_read_is_what_the_servers_shell_reads(tmp_path: Path) -> None:
 def test_a_byte_that_is_no_utf8_hides_neither_the_key_nor_what_is_expected(tmp_path: Path) -> None:
     release = release_with(tmp_path, environment_text(ODD))
     engine = {**ENGINES["vllm"], "api_key_env": "API_KEY"}
-    assert find_api_key(Plan.load(plan_of("vllm", 8000)), engine, release) == "sk-of-the-hand"
+    assert find_api_key(Plan.load({"server": plan_of("vllm", 8000), "engine": engine}), release) == "sk-of-the-hand"
     assert live.expected_of(release).values == ODD
 
 
@@ -102,10 +102,8 @@ def test_an_adopted_key_rests_in_the_env_file_alone(tmp_path: Path, living: Livi
             assert path == Path(release.env) or b"k3y" not in path.read_bytes(), path
     plan = release.read_plan()
     assert plan is not None
-    assert find_api_key(Plan.load(plan["server"]), ENGINES["sglang"], release) == "k3y of $the 'hand'"
-    given = {
-        name: value for name, value in release.read_environment().items() if name not in plan["server"]["argv_secrets"]
-    }
+    assert find_api_key(plan, release) == "k3y of $the 'hand'"
+    given = {name: value for name, value in release.read_environment().items() if name not in plan.argv_secrets}
     assert given == environment
     log = tmp_path / "log"
     with log.open("wb") as output:

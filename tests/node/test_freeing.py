@@ -13,7 +13,7 @@ from lamplighter.node.gpu.freeing import NotFreed
 from lamplighter.node.stages import swap
 
 NOBODY = 2**22 + 1  # above the largest pid
-RUN: Any = SimpleNamespace(plan=SimpleNamespace(name="kimi"))
+PLAN: Any = SimpleNamespace(name="kimi")
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ RUN: Any = SimpleNamespace(plan=SimpleNamespace(name="kimi"))
     ],
 )
 def test_only_a_holder_that_lives_is_to_be_ended(word: str, holders: tuple[int, ...], advice: str) -> None:
-    assert advice in swap._how_to_free(RUN, NotFreed(word, "", holders))
+    assert advice in swap._how_to_free(PLAN, NotFreed(word, "", holders))

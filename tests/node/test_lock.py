@@ -290,7 +290,7 @@ def test_all_runs_take_the_shared_locks_in_one_order(monkeypatch: pytest.MonkeyP
     plans: list[Any] = [SimpleNamespace(port=port, gpu_warnings=()) for port in (8000, 9000)]
     for uuids, order in ((("GPU-b", "GPU-a"), plans), (("GPU-a", "GPU-b"), plans[::-1])):
         found = SimpleNamespace(uuids=uuids, error=None)
-        monkeypatch.setattr(locks, "_resolve", lambda run, plan, found=found: found.uuids)
+        monkeypatch.setattr(locks, "_resolve", lambda plan, found=found: found.uuids)
         monkeypatch.setattr(locks.choice, "resolve_gpus", lambda plan, found=found: found)
         monkeypatch.setattr(locks.dataclasses, "replace", lambda plan, **_: plan)
         taken.clear()

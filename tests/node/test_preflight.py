@@ -61,7 +61,7 @@ class Starting:
         self._may_listen.touch()
         assert until(lambda: self.pid in ports.owners(self.port))
 
-    def plan(self) -> Plan:
+    def plan(self, engine: dict[str, Any] | None = None) -> Plan:
         data: dict[str, Any] = {
             "name": "demo", "engine": "demo", "engine_version": None, "model": "tiny", "served_name": "tiny",
             "host": "127.0.0.1", "port": self.port, "gpus": [], "python": sys.executable, "argv": [], "env": {},
@@ -69,10 +69,10 @@ class Starting:
             "timeouts": {"stop": 5, "free": 5, "ready": 60}, "gpus_unified": "refuse",
             "sitecustomize": {"scope": "server"},
         }  # fmt: skip
-        return Plan.load(data)
+        return Plan.load({"server": data, "engine": engine or {}})
 
     def findings(self) -> dict[str, Finding]:
-        found = preflight.examine(self.plan(), {}, self.home, gpus.Resolved(()), "gpu1")
+        found = preflight.examine(self.plan(), self.home, gpus.Resolved(()), "gpu1")
         return {finding.id: finding for finding in found.findings}
 
 
@@ -124,7 +124,7 @@ def test_a_port_bound_by_a_stranger_is_refused_though_ours_runs_on_another(start
 def test_a_host_that_is_not_this_nodes_is_refused_though_our_own_server_has_the_port(starting: Starting) -> None:
     starting.listen()
     elsewhere = dataclasses.replace(starting.plan(), host="203.0.113.7")
-    found = preflight.examine(elsewhere, {}, starting.home, gpus.Resolved(()), "gpu1").findings
+    found = preflight.examine(elsewhere, starting.home, gpus.Resolved(()), "gpu1").findings
     told = {finding.id: finding for finding in found}
     assert told["listen_address"].level == "error"
     assert "servers.demo.host" in told["listen_address"].hint
@@ -161,6 +161,6 @@ def test_monitors_and_mps_are_hinted_to_allow_by_the_names_that_count(
     monkeypatch.setattr(choice, "settled_verdict", lambda *_: held)
     monkeypatch.setattr(choice, "unfit_gpus", lambda *_: ())
     monkeypatch.setattr(preflight.census, "find_claims", lambda *_: ())
-    plan, resolved = starting.plan(), gpus.Resolved(("GPU-a",))
-    found = preflight.examine(plan, {"programs": PROGRAMS}, starting.home, resolved, "gpu1").findings
+    plan, resolved = starting.plan({"programs": PROGRAMS}), gpus.Resolved(("GPU-a",))
+    found = preflight.examine(plan, starting.home, resolved, "gpu1").findings
     assert says in next(each.hint for each in found if each.id == "gpu_held")

@@ -132,7 +132,7 @@ class Start:
     def say(self, text: str) -> None:
         self.do(f"say({text!r})")
 
-    def plan(self, **given: Any) -> Plan:
+    def plan(self, engine: dict[str, Any] | None = None, **given: Any) -> Plan:
         timeouts = {"stop": 5, "free": 5, "ready": 600, "stall": "by phase", **given.pop("timeouts", {})}
         data = {
             "name": "kimi", "engine": "zebra", "engine_version": None, "model": "m", "served_name": "m",
@@ -140,11 +140,11 @@ class Start:
             "launcher": "detached", "stale": {"policy": "engine", "kill": []}, "timeouts": timeouts, "keep_releases": 5,
             "gpus_unified": "refuse", "allow": [], "sitecustomize": {"scope": "server"},
         }  # fmt: skip
-        return Plan.load({**data, **given})
+        return Plan.load({"server": {**data, **given}, "engine": {**ENGINE, **(engine or {})}})
 
     def watch(self, engine: dict[str, Any] | None = None, api_key: str | None = None, **given: Any) -> None:
         """Begin to watch, in a thread."""
-        plan = self.plan(**given)
+        plan = self.plan(engine, **given)
 
         def progress(message: str, **fields: Any) -> None:
             self.told.append({"message": message, **fields})
@@ -155,8 +155,8 @@ class Start:
         def run() -> None:
             found: Ready | NotReady | BaseException
             try:
-                looks, launched = {**ENGINE, **(engine or {})}, Launched(self.main, None)
-                found = readiness.watch(plan, looks, self.launch, launched, api_key, progress, warn=warn)
+                launched = Launched(self.main, None)
+                found = readiness.watch(plan, self.launch, launched, api_key, progress, warn=warn)
             except BaseException as error:
                 found = error
             self.at = time.monotonic()
@@ -329,15 +329,15 @@ def test_a_wrong_key_is_not_waited_for(start: Start) -> None:
 
 def test_where_the_key_comes_from(start: Start, tmp_path: Path) -> None:
     release = ReleaseDirectory(str(tmp_path))
-    assert find_api_key(start.plan(), ENGINE, release) is None
-    assert find_api_key(start.plan(argv=["z", "--api-key", "one"]), ENGINE, release) == "one"
-    assert find_api_key(start.plan(argv=["z", "--api-key=two"]), ENGINE, None) == "two"
+    assert find_api_key(start.plan(), release) is None
+    assert find_api_key(start.plan(argv=["z", "--api-key", "one"]), release) == "one"
+    assert find_api_key(start.plan(argv=["z", "--api-key=two"]), None) == "two"
     for last in (["--api-key", "two"], ["--api-key=two"], ["--api_key", "two"]):  # the last one holds
-        assert find_api_key(start.plan(argv=["z", "--api-key", "one", *last]), ENGINE, None) == "two"
+        assert find_api_key(start.plan(argv=["z", "--api-key", "one", *last]), None) == "two"
     env = {"ZEBRA_KEY": {"value": "three", "mode": "default"}}
-    assert find_api_key(start.plan(env=env), ENGINE, release) == "three"
+    assert find_api_key(start.plan(env=env), release) == "three"
     (tmp_path / "env").write_text("export A='x y'\nexport ZEBRA_KEY='fo\"ur'\n")
-    assert find_api_key(start.plan(env=env), ENGINE, release) == 'fo"ur'
+    assert find_api_key(start.plan(env=env), release) == 'fo"ur'
 
 
 # -- dead, failed, hung

@@ -13,7 +13,7 @@ import pytest
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.stages import releases
-from lamplighter.node.worker import Run, StageFailure
+from lamplighter.node.worker import StageFailure
 from tests.node.test_liveness import plan_of
 
 PLAN: dict[str, Any] = {"server": plan_of("sglang", 1), "engine": {"name": "sglang"}}
@@ -112,22 +112,21 @@ def test_a_server_that_dies_while_its_release_is_committed_fails_the_commit(monk
     for name in ("mark", "make_current", "_prune"):
         monkeypatch.setattr(releases, name, lambda *_, name=name, **__: done.append(name))
 
-    def dead(_: Run) -> None:
+    def dead(*_: object) -> None:
         assert done == ["mark", "make_current", "_prune"]  # whatever takes time is over
         raise StageFailure(Exit.CRASHED, "the server died")
 
     monkeypatch.setattr(releases, "see_it_live", dead)
-    run: Any = SimpleNamespace(release=SimpleNamespace(name="aaaa"))
+    started: Any = SimpleNamespace(release=SimpleNamespace(name="aaaa"), plan=SimpleNamespace(keep_releases=5))
     with pytest.raises(StageFailure, match="the server died"):
-        releases.commit(run)
+        releases.commit(SimpleNamespace(), started, 1.0)  # type: ignore[arg-type]
 
 
 def test_the_release_to_go_back_to_is_never_pruned(home: ServerHome) -> None:
     """However old it is, and however few are to be kept."""
     for age, name in enumerate(("unproven", "newest", "oldest", "older")):
         os.utime(Path(home.path, "releases", name, "plan.json"), (1000 - age, 1000 - age))
-    run: Any = SimpleNamespace(home=home, plan=SimpleNamespace(keep_releases=1))
-    releases._prune(run, {"newest"})
+    releases._prune(SimpleNamespace(home=home), 1, {"newest"})  # type: ignore[arg-type]
     assert sorted(path.name for path in Path(home.path, "releases").iterdir()) == ["newest", "older", "unproven"]
 
 

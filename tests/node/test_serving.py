@@ -23,6 +23,10 @@ __all__ = ["server"]
 SECONDS = 0.5
 
 
+def plan_at(port: int) -> Plan:
+    return Plan.load({"server": plan_of("vllm", port), "engine": ENGINES["vllm"]})
+
+
 def note(home: ServerHome, **more: object) -> None:
     record = json.loads(Path(home.record).read_text())
     Path(home.record).write_text(json.dumps({**record, **more}))
@@ -62,14 +66,14 @@ def test_a_busy_one_serves(tmp_path: Path, server: Server) -> None:
 
 def test_a_stranger_who_gives_a_token_is_what_a_client_finds(tmp_path: Path, server: Server) -> None:
     home = ServerHome(str(tmp_path / "x"))
-    plan = Plan.load(plan_of("vllm", server.server_port))
-    now = serving.look(home, plan, ENGINES["vllm"])
+    plan = plan_at(server.server_port)
+    now = serving.look(home, plan)
     assert now.record is not None
     assert now.record["release"].startswith("pid ")
     assert not now.is_alive
     assert "which lamplighter does not keep, is serving" in str(now)
     server.generates = False
-    assert serving.look(home, plan, ENGINES["vllm"], SECONDS).record is None
+    assert serving.look(home, plan, SECONDS).record is None
 
 
 def test_a_listener_that_is_no_server_is_named_and_nothing_is_serving(tmp_path: Path, living: Living) -> None:
@@ -77,15 +81,15 @@ def test_a_listener_that_is_no_server_is_named_and_nothing_is_serving(tmp_path: 
     words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
     other = living.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
     assert until(lambda: other.pid in ports.owners(port))
-    now = serving.look(ServerHome(str(tmp_path / "x")), Plan.load(plan_of("vllm", port)), ENGINES["vllm"])
+    now = serving.look(ServerHome(str(tmp_path / "x")), plan_at(port))
     assert now.record is None
     assert str(now).startswith(f"nothing is serving: pid {other.pid} (")
     assert "gives no token" in str(now)
 
 
 def test_where_nobody_listens_nothing_is_serving(tmp_path: Path, living: Living) -> None:
-    plan = Plan.load(plan_of("vllm", living.port()))
-    assert str(serving.look(ServerHome(str(tmp_path / "x")), plan, ENGINES["vllm"])) == "nothing is serving"
+    plan = plan_at(living.port())
+    assert str(serving.look(ServerHome(str(tmp_path / "x")), plan)) == "nothing is serving"
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -98,7 +102,7 @@ def test_of_one_whose_release_is_damaged_nobody_says_that_it_serves(
     home = deployed(tmp_path / "servers" / "x", server, "vllm")
     note(home, ready=ready)
     Path(home.release("a" * 12).plan).write_text("{")
-    now = serving.look(home, Plan.load(plan_of("vllm", server.server_port)), ENGINES["vllm"], SECONDS)
+    now = serving.look(home, plan_at(server.server_port), SECONDS)
     assert (now.record, now.is_alive, now.may_serve) == (None, True, True)
     assert str(now).startswith("what serves is not known: release aaaaaaaaaaaa (pid ")
     assert now.as_before == str(now)
@@ -111,14 +115,13 @@ def test_of_one_whose_release_is_damaged_nobody_says_that_it_serves(
 def test_one_of_which_it_is_not_known_whether_it_serves_is_not_given_up(tmp_path: Path, server: Server) -> None:
     """Its release is damaged, and the one to go back to cannot start: who stops it may find out in the dark."""
     home = deployed(tmp_path / "servers" / "x", server, "vllm")
-    plan = Plan.load(plan_of("vllm", server.server_port))
+    plan = plan_at(server.server_port)
     target = home.release("b" * 12)
     shutil.copytree(home.release("a" * 12).path, target.path)
     Path(home.release("a" * 12).plan).write_text("{")
-    change = wayback.Change(plan, ENGINES["vllm"], "c" * 12)
-    (found,) = wayback.examine(home, change, target, (), "box")
+    (found,) = wayback.examine(home, plan, "c" * 12, target, (), "box")
     assert (found.id, found.level) == ("way_back", "error")
     server.shutdown()
     server.server_close()
-    (found,) = wayback.examine(home, change, target, (), "box")
+    (found,) = wayback.examine(home, plan, "c" * 12, target, (), "box")
     assert found.level == "warning"

@@ -179,7 +179,7 @@ def test_a_bad_release_is_not_tried_again_unless_another_run_may_be_changing_tha
     monkeypatch.setattr(unchanged.releases, "verdict_on", lambda *_: {"verdict": "bad", "t": 1.0, "message": "it died"})
     monkeypatch.setattr(unchanged.lock, "holder_of", lambda path: holder)
     request = {
-        "server": home.release("a" * 12).read_plan()["server"], "engine": {}, "wanted": None, "host": "box",  # type: ignore[index]
+        "server": home.release("a" * 12).read_request()["server"], "engine": {}, "wanted": None, "host": "box",  # type: ignore[index]
         "release": {"digest": "a" * 12},
     }  # fmt: skip
     found = unchanged.look_before(request, str(Path(home.path).parents[1]))

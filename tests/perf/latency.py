@@ -111,11 +111,11 @@ def started(kind: Kind, extra: list[str], timeouts: dict[str, float] | None = No
         # what the supervisor would write the moment it ends
         threading.Thread(target=_record_exit, args=(process, launch.exit), daemon=True).start()
         engine = load_engine(kind.engine, PROJECT / "roles").compiled
-        made = Started(process, port, Path(launch.log), engine, _plan(kind, port, timeouts or {}), began)
+        made = Started(process, port, Path(launch.log), engine, _plan(kind, engine, port, timeouts or {}), began)
 
         def watch() -> None:
             launched = Launched(main.identity, None)
-            made.verdict = readiness.watch(made.plan, engine, launch, launched, None, lambda *_, **__: None)
+            made.verdict = readiness.watch(made.plan, launch, launched, None, lambda *_, **__: None)
             made.at = time.monotonic()
             made.ended.set()
 
@@ -135,7 +135,7 @@ def _record_exit(process: subprocess.Popen[bytes], path: str) -> None:
         Path(path).write_text(json.dumps({**ending, "t": time.time()}))
 
 
-def _plan(kind: Kind, port: int, timeouts: dict[str, float]) -> Plan:
+def _plan(kind: Kind, engine: dict[str, Any], port: int, timeouts: dict[str, float]) -> Plan:
     data: dict[str, Any] = {
         "name": "bench", "engine": kind.engine, "engine_version": None, "model": kind.model, "served_name": kind.model,
         "host": "127.0.0.1", "port": port, "gpus": [], "python": "python3", "argv": [], "env": {},
@@ -143,7 +143,7 @@ def _plan(kind: Kind, port: int, timeouts: dict[str, float]) -> Plan:
         "timeouts": {"stop": 5, "free": 5, "ready": 900, "stall": "by phase", **timeouts},
         "gpus_unified": "refuse", "allow": [], "sitecustomize": {"scope": "server"},
     }  # fmt: skip
-    return Plan.load(data)
+    return Plan.load({"server": data, "engine": engine})
 
 
 def to_ready(kind: Kind) -> tuple[float, float]:
@@ -228,9 +228,9 @@ def _watching(pid: int, port: int, place: str, seconds: float, answer: Any) -> N
     engine = load_engine("sglang", PROJECT / "roles").compiled
     for name in ("yaml", "pydantic"):  # the control side's, which no node loads
         sys.modules.pop(name, None)
-    plan = _plan(kind, port, {"ready": seconds, "stall": 10_000.0})
+    plan = _plan(kind, engine, port, {"ready": seconds, "stall": 10_000.0})
     began, before = time.monotonic(), time.process_time()
-    readiness.watch(plan, engine, LaunchFiles(place, "new"), Launched(main.identity, None), None, lambda *_, **__: None)
+    readiness.watch(plan, LaunchFiles(place, "new"), Launched(main.identity, None), None, lambda *_, **__: None)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = time.process_time() - before + children.ru_utime + children.ru_stime
     answer.send((used, time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))

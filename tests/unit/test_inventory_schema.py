@@ -88,37 +88,6 @@ def wrong_server(*lines: str) -> str:
 # ---- Servers -------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_with_nothing_but_the_needed_has_the_documented_defaults() -> None:
-    assert server().to_json() == {
-        "name": "s",
-        "engine": "demo",
-        "engine_version": None,
-        "model": "/m",
-        "served_name": None,
-        "host": "127.0.0.1",
-        "port": 8000,
-        "gpus": "all",
-        "python": "python3",
-        "args": {},
-        "extra_args": [],
-        "env": {},
-        "secrets": {},
-        "sitecustomize": {"scope": "server"},
-        "launcher": "auto",
-        "stale": {"policy": "engine", "kill": []},
-        "timeouts": {"stop": 30.0, "free": 120.0, "ready": 2700.0, "stall": "by phase"},
-        "keep_releases": 5,
-        "gpus_unified": "refuse",
-        "on_confirm_failure": "keep",
-        "allow": [],
-        "nccl_proof": False,
-        "tls": "none",
-        "gpu_warnings": {"accept": []},
-        "checks": {},
-        "lint": {"ignore": []},
-    }
-
-
 def test_the_reference_of_defaults_says_what_the_schema_does() -> None:
     problems = Problems()
     found = plain(read_mapping(PROJECT / "roles" / "node" / "defaults.yml", problems))

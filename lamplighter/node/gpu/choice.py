@@ -13,7 +13,7 @@ from lamplighter.node.plan import Plan
 def resolve_gpus(plan: Plan) -> gpus.Resolved:
     """Return the UUIDs of the GPUs that the server will use, or what is wrong."""
     return (
-        gpus.resolve(plan.gpus, gpus.accepting(gpus.take_sample(), plan.gpu_warnings))
+        gpus.resolve(plan.gpus, gpus.accepting(gpus.take_sample(), plan.gpu_warnings.accept))
         if plan.uses_gpus
         else gpus.Resolved(())
     )
@@ -28,12 +28,12 @@ def how_to_name_gpus(plan: Plan, trouble: str) -> str:
 
 def settled_verdict(plan: Plan, home: ServerHome, uuids: tuple[str, ...]) -> gpus.Verdict:
     """Judge the GPUs; wait for a moment while the driver tears a dead process's memory down, which outlives it."""
-    return gpus.settle(uuids, freeing.read_baseline(home), plan.allow, accepted=plan.gpu_warnings)[1]
+    return gpus.settle(uuids, freeing.read_baseline(home), plan.allow, accepted=plan.gpu_warnings.accept)[1]
 
 
 def unfit_gpus(plan: Plan, uuids: tuple[str, ...], verdict: gpus.Verdict) -> Iterable[Finding]:
     """What forbids to stop a server on these GPUs: no other could be started on them. One more call of nvidia-smi."""
-    wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings)
+    wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings.accept)
     if wanting is not None:
         hint = "do that on the node first; until then every answer about this GPU may be wrong"
         if wanting.startswith(gpus.NO_ANSWER):

@@ -58,7 +58,7 @@ def await_freed(
     told = ""
     while True:
         sampled_at = time.monotonic()
-        sample = gpus.accepting(gpus.take_sample(), plan.gpu_warnings)
+        sample = gpus.accepting(gpus.take_sample(), plan.gpu_warnings.accept)
         mine = ours(sample)
         verdict = gpus.judge(sample, uuids, baseline, processes.is_pid_alive, ours=mine, allow=plan.allow)
         foreign: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ def await_freed(
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)
         if state == gpus.FREED or (state == gpus.NO_HOLDERS and plan.gpus_unified == "accept"):
-            wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings)
+            wanting = gpus.recovery_trouble(uuids, accepted=plan.gpu_warnings.accept)
             if wanting is not None:
                 return NotFreed(gpus.UNKNOWN, f"{watch.reason}, but {wanting}", ())
             _learn_baseline(home, verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Iterable, Mapping, Optional
+from typing import Iterable, Mapping, Optional
 
 from lamplighter.node import events
 from lamplighter.node.gpu import gpus, holders
@@ -17,7 +17,6 @@ from lamplighter.node.system import processes
 
 def find_claims(
     plan: Plan,
-    engine: Mapping[str, Any],
     home: ServerHome,
     uuids: tuple[str, ...],
     host: str,
@@ -34,15 +33,15 @@ def find_claims(
     found = ownership.claims(
         evidence,
         recorded,
-        engine,
-        policy=plan.stale_policy,
-        listed=plan.stale_kill,
+        plan.engine,
+        policy=plan.stale.policy,
+        listed=plan.stale.kill,
         uid=os.geteuid(),
     )
     if any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
         found = [_spare_sibling(claim, siblings, host) for claim in found]
-    return restarters.list_by_place(found, () if plan.stale_policy == "report" else plan.stale_kill)
+    return restarters.list_by_place(found, () if plan.stale.policy == "report" else plan.stale.kill)
 
 
 def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[int, str]:
@@ -73,12 +72,10 @@ def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: st
     return dataclasses.replace(claim, kind=ownership.FOREIGN, why=why)
 
 
-def find_restarters(
-    plan: Plan, engine: Mapping[str, Any], home: ServerHome, claims: Iterable[ownership.Claim]
-) -> list[restarters.Restarter]:
+def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Claim]) -> list[restarters.Restarter]:
     """Return the units, containers and parents, not ours, that may start again what would be stopped."""
-    listed = () if plan.stale_policy == "report" else plan.stale_kill
-    table, programs = processes.processes(), parents.Programs.of(engine)
+    listed = () if plan.stale.policy == "report" else plan.stale.kill
+    table, programs = processes.processes(), parents.Programs.of(plan.engine)
     return restarters.find(claims, table, systemd.recorded(home), listed, programs)
 
 

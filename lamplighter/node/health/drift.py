@@ -38,12 +38,12 @@ class Drift:
         }
 
 
-def installed_engine(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Dict[str, Any]:
-    distribution = engine.get("distribution")
+def installed_engine(plan: Plan, release: Optional[ReleaseDirectory]) -> Dict[str, Any]:
+    distribution = plan.engine.get("distribution")
     if not distribution:
         return {}
     try:
-        found = ground.installed(ground.start_of(plan, engine, release))
+        found = ground.installed(ground.start_of(plan, release))
     except (startup.NoPython, ground.NoAnswer) as error:
         return {"error": str(error)}
     if not found.place:
@@ -68,7 +68,7 @@ def _find_drift(home: ServerHome, wanted: Optional[Mapping[str, Any]]) -> Drift:
     if record is None:
         return Drift()
     release = home.release(record["release"])
-    stored = release.read_plan()
+    stored = release.read_request()
     if stored is None:
         return Drift(unknown=(f"release {release.name} is damaged, or not on the node any more",))
     written = _manifest(release)

@@ -49,17 +49,16 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
     if record is None or not record.get("ready"):
         return "nothing that became ready runs here"
     release = home.release(record["release"])
-    stored = release.read_plan()
-    if stored is None:
+    plan = release.read_plan()
+    if plan is None:
         return probe.DAMAGED.format(release=release.name)
-    plan, engine = Plan.load(stored["server"]), stored["engine"]
     members = launcher.present_members(record)
     port = probe.who_answers(plan, lambda: [member.pid for member in members])
     if not port.ours:
         return f"port {plan.port} is not held by its processes" + (f": {port}" if port.others else "")
-    key = probe.find_api_key(plan, engine, release)
-    work = _Work(plan, engine, key, record["log"])
-    answer = probe.ask(plan, engine, key, seconds)
+    key = probe.find_api_key(plan, release)
+    work = _Work(plan, key, record["log"])
+    answer = probe.ask(plan, key, seconds)
     if answer.ok:
         return None
     if not answer.is_wrong_model and work.goes_on():
@@ -74,17 +73,17 @@ def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str
 class _Work:
     """What shows that tokens come out for others, from now on."""
 
-    def __init__(self, plan: Plan, engine: Mapping[str, Any], key: Optional[str], log: str) -> None:
-        self._plan, self._engine, self._key, self._log = plan, engine, key, log
-        self._tokens = _tokens_so_far(plan, engine, key)
+    def __init__(self, plan: Plan, key: Optional[str], log: str) -> None:
+        self._plan, self._key, self._log = plan, key, log
+        self._tokens = _tokens_so_far(plan, key)
         self._size = self._size_of_log()
 
     def goes_on(self) -> bool:
-        tokens = _tokens_so_far(self._plan, self._engine, self._key)
+        tokens = _tokens_so_far(self._plan, self._key)
         return (self._tokens is not None and tokens is not None and tokens > self._tokens) or self._is_written()
 
     def _is_written(self) -> bool:
-        line = (self._engine.get("counters") or {}).get("lines")
+        line = (self._plan.engine.get("counters") or {}).get("lines")
         if not line or self._size is None:
             return False
         with contextlib.suppress(OSError), open(self._log, "rb") as file:
@@ -131,8 +130,8 @@ def lost_workers(home: ServerHome) -> List[str]:
 
 
 def _rank(title: str, home: ServerHome, record: Mapping[str, Any]) -> str:
-    engine = (home.release(record["release"]).read_plan() or {}).get("engine") or {}
-    pattern = (engine.get("processes") or {}).get("rank")
+    plan = home.release(record["release"]).read_plan()
+    pattern = (plan.engine.get("processes") or {}).get("rank") if plan is not None else None
     match = re.search(pattern, title) if pattern else None
     return f", rank {match['rank']}" if match is not None else ""
 
@@ -152,9 +151,9 @@ def _trouble_with(process: Process) -> str:
         now = processes.read_process(process.pid)
 
 
-def _tokens_so_far(plan: Plan, engine: Mapping[str, Any], key: Optional[str]) -> Optional[float]:
+def _tokens_so_far(plan: Plan, key: Optional[str]) -> Optional[float]:
     """Return the sum of the engine's counters of tokens; None where it does not tell."""
-    rule = engine.get("counters")
+    rule = plan.engine.get("counters")
     reply = _get(plan, rule["path"], COUNTERS_SECONDS, key) if rule else None
     if rule is None or reply is None or reply.status != 200:
         return None

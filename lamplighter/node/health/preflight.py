@@ -32,7 +32,6 @@ class Examination:
 
 def examine(
     plan: Plan,
-    engine: Mapping[str, Any],
     home: ServerHome,
     resolved: gpus.Resolved,
     host: str,
@@ -49,17 +48,17 @@ def examine(
     port = _look_at_port(plan)
     verdict = choice.settled_verdict(plan, home, resolved.uuids) if resolved.uuids else None
     # Whose they are is asked last: a server of ours that is still starting goes on taking its port and its GPUs.
-    claims = tuple(census.find_claims(plan, engine, home, resolved.uuids, host))
+    claims = tuple(census.find_claims(plan, home, resolved.uuids, host))
     stopping = {claim.process.pid for claim in claims if claim.may_be_stopped}
-    kept = census.find_restarters(plan, engine, home, claims)
+    kept = census.find_restarters(plan, home, claims)
     findings = [
-        *_start(plan, engine, resolved, release, request, stopping),
+        *_start(plan, resolved, release, request, stopping),
         *_port(plan, home, port, claims),
         *_space(home),
         *ground.room_for_verify(
             disks.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
         ),
-        *_gpus(plan, engine, home, resolved, verdict, claims),
+        *_gpus(plan, home, resolved, verdict, claims),
         *_launcher(plan, home),
         *_restarters(kept),
         *_adoption(plan, claims, kept),
@@ -72,7 +71,6 @@ def examine(
 
 def _start(
     plan: Plan,
-    engine: Mapping[str, Any],
     resolved: gpus.Resolved,
     release: Optional[ReleaseDirectory],
     request: Mapping[str, Any],
@@ -81,7 +79,7 @@ def _start(
     """Whether what is wanted can start here, and what this node's software makes of it."""
     count = None if resolved.error is not None else len(resolved.uuids)
     try:
-        start = ground.start_of(plan, engine, release, gpu_count=count, secrets=request.get("secrets"))
+        start = ground.start_of(plan, release, gpu_count=count, secrets=request.get("secrets"))
     except ground.NoAnswer:
         return  # the proof that follows says what is wrong with the script, and what to do
     yield from ground.examine(start, stopping)
@@ -158,7 +156,6 @@ def _free_bytes(path: str) -> int:
 
 def _gpus(
     plan: Plan,
-    engine: Mapping[str, Any],
     home: ServerHome,
     resolved: gpus.Resolved,
     verdict: Optional[gpus.Verdict],
@@ -180,7 +177,7 @@ def _gpus(
     if verdict.word == gpus.UNKNOWN:
         return
     if foreign or named:
-        hint = _how_to_part(plan, engine, verdict, {*foreign, *named})
+        hint = _how_to_part(plan, verdict, {*foreign, *named})
         who = "; ".join([*map(str, named.values()), *([processes.describe_pids(foreign)] if foreign else [])])
         yield Finding("gpu_held", "error", "foreign processes hold our GPUs", who, hint)
     elif verdict.word == "HELD" and not verdict.holders and not stoppable:
@@ -198,9 +195,9 @@ def _gpus(
         yield Finding("gpus", "ok", f"{count}: {state}", verdict.reason)
 
 
-def _how_to_part(plan: Plan, engine: Mapping[str, Any], verdict: gpus.Verdict, pids: Collection[int]) -> str:
+def _how_to_part(plan: Plan, verdict: gpus.Verdict, pids: Collection[int]) -> str:
     """Say what to do about foreign holders: monitors, MPS and desktops may stay, by the names that count there."""
-    programs = parents.Programs.of(engine)
+    programs = parents.Programs.of(plan.engine)
     shown = {app.pid: app.name for app in verdict.apps if app.pid in pids}
     seen = {pid: shown.get(pid) or _name_among_devices(pid, programs) for pid in pids}
     allowed = sorted({name for name in seen.values() if programs.is_monitor(name)})

@@ -63,17 +63,16 @@ class Serving:
 def look(
     home: ServerHome,
     plan: Optional[Plan] = None,
-    engine: Optional[Mapping[str, Any]] = None,
     seconds: float = TOKEN_SECONDS,
 ) -> Serving:
     """Ask who serves in the place of the server of ``home``: ours first, else whoever listens on its port.
 
-    ``plan`` and ``engine`` say how to ask a stranger; without them it is named only. ``seconds``: for one token.
+    ``plan`` says how to ask a stranger; without it that is named only. ``seconds``: for one token.
     """
     ours = _ours(home, seconds)
     if ours.record is not None:
         return ours
-    stranger = _stranger(home, plan, engine, seconds)
+    stranger = _stranger(home, plan, seconds)
     if stranger is None or ours.is_unknown or (ours.is_alive and stranger.record is None):
         return ours
     return dataclasses.replace(stranger, is_alive=ours.is_alive)
@@ -110,20 +109,17 @@ def _damaged(record: Mapping[str, Any], told: Mapping[str, Any], who: str) -> Se
 def first_answer(home: ServerHome, record: Mapping[str, Any], seconds: float) -> Optional[str]:
     """Ask a server that has never been ready for a token; return why it gave none, None if it did."""
     release = home.release(record["release"])
-    stored = release.read_plan()
-    if stored is None:
+    plan = release.read_plan()
+    if plan is None:
         return probe.DAMAGED.format(release=release.name)
-    plan, engine = Plan.load(stored["server"]), stored["engine"]
     port = probe.who_answers(plan, lambda: [member.pid for member in launcher.present_members(record)])
     if not port.ours:
         return f"it does not listen on port {plan.port}" + (f", which {port} has" if port.others else "")
-    answer = probe.ask(plan, engine, probe.find_api_key(plan, engine, release), seconds)
+    answer = probe.ask(plan, probe.find_api_key(plan, release), seconds)
     return None if answer.ok else f"it does not answer a question: {answer.trouble}"
 
 
-def _stranger(
-    home: ServerHome, plan: Optional[Plan], engine: Optional[Mapping[str, Any]], seconds: float
-) -> Optional[Serving]:
+def _stranger(home: ServerHome, plan: Optional[Plan], seconds: float) -> Optional[Serving]:
     """Name who else listens on the port, and ask for a token; None where nobody listens."""
     record = launcher.read_record(home)
     number = plan.port if plan is not None else (record or {}).get("port")
@@ -134,9 +130,9 @@ def _stranger(
         return None
     first = min(found, key=lambda process: process.start)
     who = f"pid {first.pid} ({processes.user_name(first.uid)}, {first.title}), which lamplighter does not keep,"
-    if plan is None or engine is None:
+    if plan is None:
         return Serving(None, who, f"{who} listens on port {number}")
-    answer = probe.ask(plan, engine, probe.find_api_key(plan, engine, None), seconds)
+    answer = probe.ask(plan, probe.find_api_key(plan, None), seconds)
     # Another model, or one behind a key, is a server too.
     if not (answer.ok or answer.is_wrong_model or answer.is_refused):
         return Serving(None, who, f"{who} listens on port {number} and gives no token: {answer.trouble}")

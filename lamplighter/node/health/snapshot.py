@@ -19,12 +19,12 @@ from lamplighter.node.variables import scope
 MODELS_SECONDS = 10.0
 
 
-def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[str, Any]:
+def all_facts(plan: Plan, home: ServerHome) -> Dict[str, Any]:
     """Return everything that checks may ask about the node and this server. Takes about a second on a GPU node."""
     record = launcher.read_record(home)
     members = launcher.present_members(record) if record is not None else []
     main = launcher.present(record).main if record is not None else None
-    found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings)
+    found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings.accept)
     uuids = found["wanted"]["uuids"]
     report = scope.live_report(home)
 
@@ -33,31 +33,28 @@ def all_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome) -> Dict[s
 
     return {
         **found,
-        "holders": facts.holder_facts(uuids, freeing.read_baseline(home), ours, plan.allow, plan.gpu_warnings),
+        "holders": facts.holder_facts(uuids, freeing.read_baseline(home), ours, plan.allow, plan.gpu_warnings.accept),
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,
-        "sitecustomize": {"scope": plan.scope, "workers": _sitecustomize(home, record or {}, report)},
-        "engine": _engine_facts(plan, engine, home, record or {}),
+        "sitecustomize": {"scope": plan.sitecustomize.scope, "workers": _sitecustomize(home, record or {}, report)},
+        "engine": _engine_facts(plan, home, record or {}),
         "unit": _unit_facts(home, record or {}),
         "logind": _logind_facts(found["host"]),
         "release": _release_facts(home, record or {}),
-        "answers": _answers(plan, engine, home, record or {}),
+        "answers": _answers(plan, home, record or {}),
         "lost_workers": liveness.lost_workers(home),
     }
 
 
-def _answers(plan: Plan, engine: Mapping[str, Any], home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
+def _answers(plan: Plan, home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
     """Ask the server for one token and for its model: {"token", "model": {"ok", "message"}}.
 
     With the key that the running release asks for, which is in no answer of ours.
     """
     release = home.release(record["release"]) if record.get("release") else None
     stored = release.read_plan() if release is not None else None
-    if stored is not None:
-        key = probe.find_api_key(Plan.load(stored["server"]), stored["engine"], release)
-    else:
-        key = probe.find_api_key(plan, engine, release)
+    key, engine = probe.find_api_key(stored or plan, release), plan.engine
     host, wanted = ports.probe_host(plan.host), {"served_name": plan.served_name, "model": plan.model}
     is_in_reply = (engine.get("identity") or {}).get("source") == "reply"
     reply: Optional[http.Reply] = None
@@ -105,9 +102,9 @@ def _sitecustomize(home: ServerHome, record: Mapping[str, Any], report: Mapping[
     return verdicts
 
 
-def _engine_facts(plan: Plan, engine: Mapping[str, Any], home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
+def _engine_facts(plan: Plan, home: ServerHome, record: Mapping[str, Any]) -> Dict[str, Any]:
     running = home.release(record["release"]) if record.get("release") else None
-    found = drift.installed_engine(plan, engine, running if running is not None and running.is_complete() else None)
+    found = drift.installed_engine(plan, running if running is not None and running.is_complete() else None)
     found.pop("stats", None)
     return found
 

@@ -171,7 +171,7 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
     plan = home.release(committed["release"]).read_plan() if committed is not None else None
     if committed is None or plan is None:
         return record
-    server, left = plan["server"], home.run(committed["run"]).launch(committed["attempt"])
+    left = home.run(committed["run"]).launch(committed["attempt"])
     return {
         **record,
         "unit": committed["unit"],
@@ -181,9 +181,9 @@ def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
         "attempt": committed["attempt"],
         "log": left.log,
         "records": os.path.join(left.directory, "envproof"),
-        "host": server["host"],
-        "port": server["port"],
-        "model": server["served_name"],
+        "host": plan.host,
+        "port": plan.port,
+        "model": plan.served_name,
         "ready": True,
     }
 
@@ -218,14 +218,14 @@ def _as_record(home: ServerHome, launch: LaunchFiles, is_lasting: bool) -> Optio
     plan = release.read_plan()
     if plan is None:
         return None
-    server, run_id, verdict = plan["server"], os.path.basename(launch.directory), release.read_verdict() or {}
+    run_id, verdict = os.path.basename(launch.directory), release.read_verdict() or {}
     is_good = verdict.get("verdict") == "good" and verdict.get("run") == run_id
     kept = ("boot_id", "pid", "start", "supervisor_pid", "supervisor_start", "unit", "manager_uid")
     return {
         **{name: known[name] for name in kept if name in known},
-        "port": server["port"],
-        "host": server["host"],
-        "model": server["served_name"],
+        "port": plan.port,
+        "host": plan.host,
+        "model": plan.served_name,
         "release": release.name,
         "run": run_id,
         "attempt": launch.attempt,

@@ -9,26 +9,28 @@ from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import gpus
 from lamplighter.node.health import preflight, wayback
 from lamplighter.node.layout import ReleaseDirectory
+from lamplighter.node.stages.values import Allocation
 from lamplighter.node.worker import Run, StageFailure
 
 
-def examine(run: Run, target: Optional[ReleaseDirectory]) -> Optional[str]:
+def examine(
+    run: Run, wanted: Allocation, release: Optional[ReleaseDirectory], target: Optional[ReleaseDirectory]
+) -> None:
     """Look at everything that can be known before anything is touched; the first error refuses.
 
-    Asked of what is to start, and of ``target``, which a roll back would start.
+    Asked of what is to start, by ``release`` where that is on the node already, and of ``target``, which a roll back
+    would start.
     """
-    resolved, host = gpus.Resolved(run.uuids), run.request["host"]
-    found = preflight.examine(run.plan, run.engine, run.home, resolved, host, release=run.release, request=run.request)
-    digest = run.release.digest if run.release is not None else run.request["release"]["digest"]
-    change = wayback.Change(run.plan, run.engine, digest)
-    findings = [*found.findings, *wayback.examine(run.home, change, target, found.claims, host)]
+    resolved, host, plan = gpus.Resolved(wanted.uuids), run.request["host"], wanted.plan
+    found = preflight.examine(plan, run.home, resolved, host, release=release, request=run.request)
+    digest = release.digest if release is not None else run.request["release"]["digest"]
+    findings = [*found.findings, *wayback.examine(run.home, plan, digest, target, found.claims, host)]
     for finding in findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)
     for finding in findings:
         if finding.level == "error":
             raise refusal(finding)
-    return None
 
 
 def refusal(finding: Finding) -> StageFailure:

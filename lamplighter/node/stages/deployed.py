@@ -8,13 +8,14 @@ from typing import Any, Collection, Dict, List, Mapping, Sequence
 from lamplighter.node.gpu import driver
 from lamplighter.node.health import drift
 from lamplighter.node.keeper import launcher
+from lamplighter.node.stages.values import Staged
 from lamplighter.node.system import files, processes
 from lamplighter.node.system.processes import Process
 from lamplighter.node.variables import scope
 from lamplighter.node.worker import Run
 
 
-def write_down(run: Run) -> None:
+def write_down(run: Run, staged: Staged) -> None:
     """Note what the release that has just become current is like. Never fails a run: a loss is a warning."""
     try:
         record = launcher.read_record(run.home) or {}
@@ -25,12 +26,12 @@ def write_down(run: Run) -> None:
             {
                 **{name: record[name] for name in ("run", "attempt", "release")},
                 "argv": run.confidential.hide(process.argv) if process else None,
-                "engine": drift.installed_engine(run.plan, run.engine, run.release),
+                "engine": drift.installed_engine(staged.plan, staged.release),
                 "driver": driver.versions(),
                 "drop_ins": drift.drop_ins(run.home),
                 "environment": [[each.name, each.found] for each in drift.in_environment(report, [])],
                 "crew": _crew(
-                    run.engine, launcher.present_members(record), [each["pid"] for each in report["workers"]]
+                    staged.plan.engine, launcher.present_members(record), [each["pid"] for each in report["workers"]]
                 ),
             },
         )

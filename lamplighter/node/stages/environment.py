@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import Collection, Mapping, Optional
+from typing import Collection, Mapping
 
 from lamplighter.node.events import Exit
 from lamplighter.node.health import drift
 from lamplighter.node.keeper import launcher
-from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.stages.ready import see_it_live
+from lamplighter.node.stages.values import Staged, Started
 from lamplighter.node.start import startup
 from lamplighter.node.system import disks, lock, processes
 from lamplighter.node.variables import before, interpreter, live
@@ -20,7 +20,7 @@ from lamplighter.node.worker import Run, StageFailure
 PROOF_SECONDS = 30.0
 
 
-def prove(run: Run) -> Optional[str]:
+def prove(run: Run, staged: Staged) -> None:
     """Start the server's interpreter as the launch script will, and a spawn child: do all variables arrive?
 
     In scopes pth and interpreter the start-up files outside our root come first, else there would be nothing to prove;
@@ -29,28 +29,27 @@ def prove(run: Run) -> Optional[str]:
     try:
         kept = interpreter.present(run.home)
     except OSError as error:
-        raise _refused(run, error) from error
+        raise _refused(staged, error) from error
     try:
-        return _prove(run)
+        _prove(run, staged)
     except StageFailure:
         _give_back(run, kept)
         raise
 
 
-def _prove(run: Run) -> Optional[str]:
-    assert run.release is not None
+def _prove(run: Run, staged: Staged) -> None:
     environ = launcher.bare_environment()
-    expected = live.expected_of(run.release)
-    python = _interpreter(run, environ)
-    _reach(run, python, environ)
+    expected = live.expected_of(staged.release)
+    python = _interpreter(run, staged, environ)
+    _reach(run, staged, python)
     proof = before.prove_before(
-        run.release.launch_script,
+        staged.release.launch_script,
         python,
-        {**expected.values, **_pythonpath(run)},
+        {**expected.values, **_pythonpath(staged)},
         deadline=PROOF_SECONDS,
         secret_names=expected.secrets,
         environ=environ,
-        scope=run.plan.scope,
+        scope=staged.plan.sitecustomize.scope,
     )
     if not proof.ok:
         raise StageFailure(
@@ -58,49 +57,47 @@ def _prove(run: Run) -> Optional[str]:
             f"the variables would not reach the server: {proof.message}",
             cause="environment",
             evidence="; ".join(f"{d.name}: {d.reason}" for d in proof.differences) or proof.message,
-            hint=_how_to_mend(run, run.release),
+            hint=_how_to_fix(run, staged),
         )
     count = len(expected.values)
     what = "1 variable" if count == 1 else f"{count} variables"
     run.progress(f"{what} proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
-    return None
 
 
-def _how_to_mend(run: Run, release: ReleaseDirectory) -> str:
-    python = shutil.which(os.path.expanduser(run.plan.python)) or os.path.expanduser(run.plan.python)
+def _how_to_fix(run: Run, staged: Staged) -> str:
+    plan, release = staged.plan, staged.release
+    python = shutil.which(os.path.expanduser(plan.python)) or os.path.expanduser(plan.python)
     ways = {
         release.launch_script: "choose another `root` for this host",
-        python: f"move servers.{run.plan.name}.python",
+        python: f"move servers.{plan.name}.python",
     }
     for path, way in ways.items():
         if disks.forbids_programs(path):
             return f"{path} lies on a file system mounted noexec, where no program can start: {way}, or remount it exec"
     damage = drift.damage(release)
     if run.request["verb"] == "deploy" or not damage:
-        return f"fix servers.{run.plan.name}.env, .python or .sitecustomize.scope, then deploy again"
+        return f"fix servers.{plan.name}.env, .python or .sitecustomize.scope, then deploy again"
     others = f"`{run.invocation('rollback', '--to', 'RELEASE')}` takes another of `{run.invocation('releases')}`"
     return f"release {release.name} is damaged ({damage[0]}): `{run.invocation('deploy')}` writes it again; {others}"
 
 
-def confirm(run: Run) -> Optional[str]:
+def confirm(run: Run, started: Started) -> None:
     """Look into every live worker: does each carry the variables, as far as the kernel lets us read it?
 
     What is found wrong fails the stage, and so does a server that has died since it answered; what cannot be read is a
     warning.
     """
-    assert run.launch is not None
-    assert run.release is not None
-    assert run.launched is not None
-    members = launcher.members(run.launched, processes.processes())
+    plan, main = started.plan, started.launched.main
+    members = launcher.members(started.launched, processes.processes())
     proof = live.prove_live(
-        live.workers_of(members, live.gpu_holders(run.uuids), run.engine, run.launched.main.pid),
-        live.expected_of(run.release),
+        live.workers_of(members, live.gpu_holders(started.uuids), plan.engine, main.pid),
+        live.expected_of(started.release),
         run.directory.records,
-        run.engine,
-        live.version_of(run.plan, run.engine, run.release),
-        run.launch.log if run.plan.nccl_proof else None,
+        plan.engine,
+        live.version_of(plan, started.release),
+        started.launch.log if plan.nccl_proof else None,
     )
-    see_it_live(run)
+    see_it_live(run, started)
     if proof.differences:
         if proof.use:
             run.progress(proof.use)
@@ -117,33 +114,33 @@ def confirm(run: Run) -> Optional[str]:
         run.warn(proof.message)
     if proof.use:
         run.progress(proof.use)
-    return None
 
 
-def give_back_unneeded(run: Run) -> None:
+def give_back_unneeded(run: Run, staged: Staged) -> None:
     """Give back the start-up files that the release which serves now has no use for: an earlier scope, or Python."""
     if not interpreter.recorded(run.home):
         return
     keep: Collection[interpreter.Place] = ()
-    if run.plan.scope in interpreter.SCOPES:
+    plan = staged.plan
+    if plan.sitecustomize.scope in interpreter.SCOPES:
         environ = launcher.bare_environment()
         try:
-            told = startup.ask(_interpreter(run, environ), launcher.planned_environment(run.plan, {}))
-            keep = interpreter.places_of(run.plan.scope, told, run.home)
+            told = startup.ask(_interpreter(run, staged, environ), launcher.planned_environment(plan, {}))
+            keep = interpreter.places_of(plan.sitecustomize.scope, told, run.home)
         except (startup.NoPython, interpreter.Refused):
             return
     _give_back(run, keep)
 
 
-def _interpreter(run: Run, environ: Mapping[str, str]) -> list[str]:
+def _interpreter(run: Run, staged: Staged, environ: Mapping[str, str]) -> list[str]:
     """Return the words that start the server's Python, with the flags that its command line or script gives it."""
-    assert run.release is not None
+    plan = staged.plan
     try:
-        path = launch_path(run.release.launch_script, environ)
-        return startup.interpreter_of(run.plan.argv, path, run.plan.python)
+        path = launch_path(staged.release.launch_script, environ)
+        return startup.interpreter_of(plan.argv, path, plan.python)
     except startup.NoPython as reason:
-        run.progress(f"the command line does not tell which Python runs ({reason}): {run.plan.python} stands for it")
-        return [run.plan.python]
+        run.progress(f"the command line does not tell which Python runs ({reason}): {plan.python} stands for it")
+        return [plan.python]
 
 
 def launch_path(launch_script: str, environ: Mapping[str, str]) -> str:
@@ -156,31 +153,32 @@ def launch_path(launch_script: str, environ: Mapping[str, str]) -> str:
     return done.stdout.decode("utf-8", "surrogateescape")
 
 
-def _pythonpath(run: Run) -> dict[str, str]:
-    return {name: entry["value"] for name, entry in run.plan.env.items() if name == "PYTHONPATH"}
+def _pythonpath(staged: Staged) -> dict[str, str]:
+    return {name: value for name, value in staged.plan.exports.items() if name == "PYTHONPATH"}
 
 
-def _reach(run: Run, python: list[str], environ: Mapping[str, str]) -> None:
+def _reach(run: Run, staged: Staged, python: list[str]) -> None:
     """Put the start-up files of scope pth or interpreter in place, if that is the scope and they are not there."""
-    if run.plan.scope not in interpreter.SCOPES:
+    plan, scope = staged.plan, staged.plan.sitecustomize.scope
+    if scope not in interpreter.SCOPES:
         return
     try:
-        told = startup.ask(python, launcher.planned_environment(run.plan, {}))
-        for path in interpreter.install(run.plan.scope, told, run.home):
-            run.progress(f"scope {run.plan.scope}: {path} now runs our sitecustomize.py for {told.prefix}")
+        told = startup.ask(python, launcher.planned_environment(plan, {}))
+        for path in interpreter.install(scope, told, run.home):
+            run.progress(f"scope {scope}: {path} now runs our sitecustomize.py for {told.prefix}")
     except (startup.NoPython, interpreter.Refused, lock.Locked, OSError) as error:
-        raise _refused(run, error) from error
+        raise _refused(staged, error) from error
 
 
-def _refused(run: Run, error: Exception) -> StageFailure:
+def _refused(staged: Staged, error: Exception) -> StageFailure:
     is_closed = isinstance(error, OSError)
     fix = "let lamplighter write there (become: true)" if is_closed else "fix what the evidence names"
     return StageFailure(
         Exit.REFUSED,
-        f"sitecustomize.scope {run.plan.scope} cannot be put in place",
+        f"sitecustomize.scope {staged.plan.sitecustomize.scope} cannot be put in place",
         cause="sitecustomize",
         evidence=f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error),
-        hint=f"{fix}, or choose another servers.{run.plan.name}.sitecustomize.scope",
+        hint=f"{fix}, or choose another servers.{staged.plan.name}.sitecustomize.scope",
     )
 
 

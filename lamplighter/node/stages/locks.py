@@ -12,6 +12,7 @@ from lamplighter.node.events import Exit
 from lamplighter.node.gpu import choice
 from lamplighter.node.layout import all_servers
 from lamplighter.node.plan import Plan
+from lamplighter.node.stages.values import Allocation
 from lamplighter.node.system import files, lock
 from lamplighter.node.worker import Run, StageFailure
 
@@ -19,19 +20,18 @@ from lamplighter.node.worker import Run, StageFailure
 LOOK_SECONDS = 1.0
 
 
-def take_locks(run: Run) -> Optional[str]:
+def take_locks(run: Run, plan: Plan) -> Allocation:
     """Lock the server, its port and its GPUs until this process ends; also those of the release we might return to."""
     files.make_directory(run.home.path)
     until = _patience(run)
     aside = _clear_lock(run)
     if aside is not None:
-        run.warn(f"the lock of {run.plan.name} was a directory; it is {aside} now")
-    _take(run, f"server {run.plan.name}", run.home.lock, until)
+        run.warn(f"the lock of {run.server} was a directory; it is {aside} now")
+    _take(run, f"server {run.server}", run.home.lock, until)
     current = run.home.current_release()
-    record = current.read_plan() if current else None
-    plans = (run.plan,) if record is None else (run.plan, Plan.load(record["server"]))
-    run.uuids = _lock_resources(run, plans, until)
-    return None
+    served = current.read_plan() if current else None
+    plans = (plan,) if served is None else (plan, served)
+    return Allocation(plan, _lock_resources(run, plans, until))
 
 
 def _clear_lock(run: Run) -> Optional[str]:
@@ -41,14 +41,14 @@ def _clear_lock(run: Run) -> Optional[str]:
         return None  # another run was faster, or taking the lock says what is wrong
 
 
-def lock_resources(run: Run, plan: Plan) -> tuple[str, ...]:
-    """Lock the port and the GPUs of ``plan``; return the GPUs' UUIDs."""
-    return _lock_resources(run, (plan,), _patience(run))
+def lock_resources(run: Run, plan: Plan) -> Allocation:
+    """Lock the port and the GPUs of ``plan``."""
+    return Allocation(plan, _lock_resources(run, (plan,), _patience(run)))
 
 
 def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[str, ...]:
     """Lock what any of ``plans`` uses; return the UUIDs of the first one's GPUs."""
-    uuids = _resolve(run, plans[0])
+    uuids = _resolve(plans[0])
     wanted = {f"port-{plans[0].port}": f"port {plans[0].port}", **{f"gpu-{uuid}": f"GPU {uuid}" for uuid in uuids}}
     for other in plans[1:]:
         wanted[f"port-{other.port}"] = f"port {other.port}"
@@ -64,7 +64,7 @@ def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[st
     return uuids
 
 
-def _resolve(run: Run, plan: Plan) -> tuple[str, ...]:
+def _resolve(plan: Plan) -> tuple[str, ...]:
     resolved = choice.resolve_gpus(plan)
     if resolved.error is not None:
         raise StageFailure(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence
+from typing import Callable, Sequence
 
 from lamplighter.node.events import Exit
 from lamplighter.node.log import causes
+from lamplighter.node.stages.values import Started
 from lamplighter.node.start import eta, ground, readiness
 from lamplighter.node.start.probe import find_api_key
 from lamplighter.node.start.readiness import NotReady, Ready
@@ -13,13 +14,13 @@ from lamplighter.node.system import ports, processes
 from lamplighter.node.worker import Run, StageFailure
 
 
-def wait_until_ready(run: Run) -> Optional[str]:
+def wait_until_ready(run: Run, started: Started) -> Ready:
     """Watch the start until the server has answered a question, died, stalled, or run out of time."""
     starts = eta.earlier_starts(run.home)
-    verdict = _watch(run, run.progress, run.warn, starts)
+    verdict = _watch(run, started, run.progress, run.warn, starts)
     if isinstance(verdict, NotReady):
-        raise _failure(run, verdict)
-    command = eta.command_digest(run.plan)
+        raise _failure(run, started, verdict)
+    command = eta.command_digest(started.plan)
     run.progress(
         "ready: it generated a token",
         phase="ready",
@@ -29,58 +30,55 @@ def wait_until_ready(run: Run) -> Optional[str]:
         command=command,
     )
     _warn(run, verdict, eta.shrunk(starts, command, verdict.measures))
-    run.new_answered_at = verdict.answered_at
-    run.ready_seconds = verdict.seconds
-    return None
+    return verdict
 
 
-def see_it_live(run: Run) -> None:
+def see_it_live(run: Run, started: Started) -> None:
     """Fail as ``wait_until_ready`` does where the server has died, or let its port go, since it answered."""
-    assert run.launched is not None
-    if processes.is_alive(run.launched.main) and ports.listeners(run.plan.port):
+    if processes.is_alive(started.launched.main) and ports.listeners(started.plan.port):
         return
-    verdict = _watch(run, lambda *_, **__: None, lambda *_: None, ())
+    verdict = _watch(run, started, lambda *_, **__: None, lambda *_: None, ())
     if isinstance(verdict, NotReady):
-        raise _failure(run, verdict)
+        raise _failure(run, started, verdict)
 
 
 def _watch(
-    run: Run, progress: Callable[..., None], warn: Callable[[str, str], None], starts: Sequence[eta.Start]
+    run: Run,
+    started: Started,
+    progress: Callable[..., None],
+    warn: Callable[[str, str], None],
+    starts: Sequence[eta.Start],
 ) -> Ready | NotReady:
-    assert run.launch is not None
-    assert run.launched is not None
-    key = find_api_key(run.plan, run.engine, run.release)
+    key = find_api_key(started.plan, started.release)
     return readiness.watch(
-        run.plan,
-        run.engine,
-        run.launch,
-        run.launched,
+        started.plan,
+        started.launch,
+        started.launched,
         key,
         progress,
         run.heed,
         warn=warn,
-        uuids=run.uuids,
+        uuids=started.uuids,
         starts=starts,
     )
 
 
-def _failure(run: Run, verdict: NotReady) -> StageFailure:
+def _failure(run: Run, started: Started, verdict: NotReady) -> StageFailure:
     """What the log says, with what the node itself knows of it."""
-    assert run.release is not None
-    given = {name: entry["value"] for name, entry in run.plan.env.items()}
+    plan = started.plan
     failed = causes.Failed(
-        port=run.plan.port,
+        port=plan.port,
         since=verdict.since,
         signal=verdict.status.signal if verdict.status else None,
         has_ended=verdict.crashed,
         pids=verdict.own_pids,
-        uuids=run.uuids,
-        environment={**given, **dict.fromkeys(run.release.read_environment(), "(secret)")},
+        uuids=started.uuids,
+        environment={**plan.exports, **dict.fromkeys(started.release.read_environment(), "(secret)")},
         directory=run.home.path,
-        derived={each.port: each.use for each in ground.derived_ports(ground.start_of(run.plan, run.engine))},
+        derived={each.port: each.use for each in ground.derived_ports(ground.start_of(plan))},
     )
     kernel = causes.kernel_notes(verdict.since)
-    explained = causes.explain(verdict.diagnosis, failed, run.engine, kernel, verdict.message)
+    explained = causes.explain(verdict.diagnosis, failed, plan.engine, kernel, verdict.message)
     diagnosis = explained.diagnosis
     whole_log = run.invocation("logs", "--run", run.directory.run_id)
     return StageFailure(
@@ -88,7 +86,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
         explained.message,
         cause=diagnosis.cause,
         evidence=diagnosis.evidence or (verdict.log_tail[-1] if verdict.log_tail else ""),
-        hint=diagnosis.hint_for(run.plan.name) or f"read its whole log: {whole_log}",
+        hint=diagnosis.hint_for(plan.name) or f"read its whole log: {whole_log}",
         phase=diagnosis.phase,
         rank=diagnosis.rank,
         notes=list(explained.notes),
@@ -98,7 +96,7 @@ def _failure(run: Run, verdict: NotReady) -> StageFailure:
 
 def _warn(run: Run, ready: Ready, shrunk: dict[str, tuple[float, float]]) -> None:
     for line, hint in ready.warnings:
-        run.warn(line, hint.replace("{server}", run.plan.name))
+        run.warn(line, hint.replace("{server}", run.server))
     for name, (now, usual) in shrunk.items():
         run.warn(
             f"{name} is {now:.0f}, and has been {usual:.0f} with this command line on this node",

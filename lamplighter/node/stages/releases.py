@@ -13,21 +13,25 @@ from lamplighter.node.events import Exit
 from lamplighter.node.health import drift, serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.plan import Plan
+from lamplighter.node.plan import GpuWarnings, Plan
 from lamplighter.node.stages import deployed, environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.stages.ready import see_it_live
+from lamplighter.node.stages.values import Allocation, Staged, Started
 from lamplighter.node.system import files
 from lamplighter.node.worker import Run, StageFailure
 
 
-def write_release(run: Run) -> Optional[str]:
+def write_release(run: Run, allocation: Allocation) -> Staged:
     """Write the release of the request beside the others; a complete and equal one stays as it is.
 
     What serves is not written to: the same digest with other secrets, GPUs or treatment gets a directory of its own.
     """
     wanted = run.request["release"]
-    environment, plan = _environment(run), {"server": run.request["server"], "engine": run.engine}
+    environment, plan = (
+        _environment(run, allocation),
+        {"server": run.request["server"], "engine": run.request["engine"]},
+    )
     files.make_directory(run.home.releases)
     release = _place_for(run.home, wanted["digest"], environment, plan)
     fresh = ReleaseDirectory(os.path.join(run.home.releases, f"{files.TEMP_PREFIX}{release.name}.{os.getpid()}"))
@@ -52,16 +56,16 @@ def write_release(run: Run) -> Optional[str]:
             evidence=f"{error.filename or release.path}: {error.strerror}",
             hint=f"make room or fix the file system below {run.home.path}",
         ) from error
-    run.release = release
-    _tell_secret_words(run)
-    return None
+    _tell_secret_words(run, allocation.plan)
+    return Staged(allocation.plan, allocation.uuids, release)
 
 
-def _tell_secret_words(run: Run) -> None:
+def _tell_secret_words(run: Run, plan: Plan) -> None:
     """Warn of arguments that are secrets, the first time: who may list the processes of the node sees them."""
     before = run.home.current_release()
-    known = {} if before is None else ((before.read_plan() or {}).get("server") or {}).get("argv_secrets") or {}
-    new = [run.plan.argv[max(0, place - 1)] for name, place in run.plan.argv_secrets.items() if name not in known]
+    known = before.read_plan() if before is not None else None
+    told = known.argv_secrets if known is not None else {}
+    new = [plan.argv[max(0, place - 1)] for name, place in plan.argv_secrets.items() if name not in told]
     if new:
         run.warn(
             f"a secret stands in the server's command line (after {', '.join(new)}): `ps` on the node shows it",
@@ -89,7 +93,9 @@ def _place_for(home: ServerHome, digest: str, environment: str, plan: dict[str, 
     """Return the release of that digest that has this environment and plan, or has lost them; else a free place."""
     alike = home.releases_of(digest)
     fitting = [
-        each for each in alike if each.read_plan() in (plan, None) and files.read_text(each.env) in (environment, None)
+        each
+        for each in alike
+        if each.read_request() in (plan, None) and files.read_text(each.env) in (environment, None)
     ]
     if fitting:
         return next((release for release in fitting if release.is_complete()), fitting[0])
@@ -97,17 +103,17 @@ def _place_for(home: ServerHome, digest: str, environment: str, plan: dict[str, 
     return home.release(digest if number == 1 else f"{digest}.{number}")
 
 
-def _environment(run: Run) -> str:
+def _environment(run: Run, allocation: Allocation) -> str:
     """Return what only the node knows, and what only its owner may read: the GPUs' UUIDs and the secrets."""
     values = dict(run.request.get("secrets") or {})
-    if not run.plan.uses_gpus:
+    if not allocation.plan.uses_gpus:
         values["CUDA_VISIBLE_DEVICES"] = ""
-    elif run.plan.gpus != "all":
-        values["CUDA_VISIBLE_DEVICES"] = ",".join(run.uuids)
+    elif allocation.plan.gpus != "all":
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(allocation.uuids)
     return environment_text(values)
 
 
-def use_earlier_release(run: Run) -> Optional[str]:
+def use_earlier_release(run: Run, allocation: Allocation) -> Staged:
     """Choose a release that is on the node: the one asked for, or the last good one that is not current."""
     wanted = run.request.get("to")
     if wanted:
@@ -119,7 +125,7 @@ def use_earlier_release(run: Run) -> Optional[str]:
             begin = "begin" if matching else "begins"
             raise StageFailure(
                 Exit.REFUSED,
-                f"{problem} of {run.plan.name} {begin} with {wanted!r}",
+                f"{problem} of {run.server} {begin} with {wanted!r}",
                 evidence=f"on the node: {known}",
                 hint=f"{run.invocation('releases')} lists them",
             )
@@ -129,75 +135,69 @@ def use_earlier_release(run: Run) -> Optional[str]:
         if earlier is None:
             raise StageFailure(
                 Exit.REFUSED,
-                f"there is no earlier good release of {run.plan.name} to roll back to",
+                f"there is no earlier good release of {run.server} to roll back to",
                 hint=f"deploy one first; {run.invocation('status')} shows what serves",
             )
         release = earlier
-    use(run, release)
-    return None
+    return use(run, release, allocation.plan)
 
 
-def use_current_release(run: Run) -> Optional[str]:
+def use_current_release(run: Run, allocation: Allocation) -> Staged:
     """Choose the release that became ready last; refuse where a server is running already."""
     release = run.home.current_release()
     if release is None:
-        raise StageFailure(Exit.REFUSED, f"no release of {run.plan.name} that became ready is here", hint="deploy it")
+        raise StageFailure(Exit.REFUSED, f"no release of {run.server} that became ready is here", hint="deploy it")
     if run.request["verb"] == "start" and serving.look(run.home).may_serve:
         raise StageFailure(
             Exit.REFUSED,
-            f"{run.plan.name} is serving already",
+            f"{run.server} is serving already",
             hint=f"{run.invocation('restart')} starts it again; {run.invocation('deploy')} replaces it",
         )
-    use(run, release)
-    return None
+    return use(run, release, allocation.plan)
 
 
-def use(run: Run, release: ReleaseDirectory) -> None:
-    record = release.read_plan()
-    if record is None:
+def use(run: Run, release: ReleaseDirectory, asked: Plan) -> Staged:
+    """Make a release that is on the node the one to start; ``asked`` is the plan of the request."""
+    plan = release.read_plan()
+    if plan is None:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
-    plan = Plan.load(record["server"])
     # Warnings are the node's, not the release's: one that is accepted now must not forbid the way back.
-    plan = dataclasses.replace(plan, gpu_warnings=(*plan.gpu_warnings, *run.plan.gpu_warnings))
-    programs = run.engine.get("programs") or record["engine"].get("programs")  # likewise
-    run.plan, run.engine, run.release = plan, {**record["engine"], "programs": programs}, release
-    run.uuids = lock_resources(run, run.plan)
+    accepted = GpuWarnings((*plan.gpu_warnings.accept, *asked.gpu_warnings.accept))
+    programs = asked.engine.get("programs") or plan.engine.get("programs")  # likewise
+    plan = dataclasses.replace(plan, gpu_warnings=accepted, engine={**plan.engine, "programs": programs})
+    return Staged(plan, lock_resources(run, plan).uuids, release)
 
 
-def commit(run: Run) -> Optional[str]:
+def commit(run: Run, started: Started, answered_at: float) -> None:
     """Make the release the current one, write down that it is good, and prune old ones.
 
     Its last word is that the server still lives: whoever dies before that is rolled back.
     """
-    assert run.release is not None
-    mark(run, run.release, "good", None)
-    make_current(run, run.release)
+    mark(run, started.release, "good", None)
+    make_current(run, started, answered_at)
     with contextlib.suppress(OSError):  # it serves; what could not be removed, the next run removes
-        _prune(run, keep={run.release.name})
-    see_it_live(run)
-    return None
+        _prune(run, started.plan.keep_releases, keep={started.release.name})
+    see_it_live(run, started)
 
 
-def make_current(run: Run, release: ReleaseDirectory) -> None:
+def make_current(run: Run, started: Started, answered_at: float) -> None:
     """Make the release that has just answered the lasting one: its unit, ``current``, and the server's record.
 
     Raises StageFailure where its server has died meanwhile; ``current`` is then as before.
     """
-    swap.settle(run)
-    see_it_live(run)
-    files.point(run.home.current, os.path.join("releases", release.name))
-    launcher.note_ready(run.home, run.record, run.new_answered_at)
-    deployed.write_down(run)
-    environment.give_back_unneeded(run)
-
-
-def rollback_target(run: Run, *, is_to_blame: bool) -> Optional[ReleaseDirectory]:
-    """Return the release to go back to: the current one, unless it is damaged or to blame and another is good."""
-    return way_back(run.home, run.release.name if run.release is not None and is_to_blame else None)
+    swap.settle(run, started)
+    see_it_live(run, started)
+    files.point(run.home.current, os.path.join("releases", started.release.name))
+    launcher.note_ready(run.home, started.record, answered_at)
+    deployed.write_down(run, started)
+    environment.give_back_unneeded(run, started)
 
 
 def way_back(home: ServerHome, failed: Optional[str] = None) -> Optional[ReleaseDirectory]:
-    """Return what a roll back would start, if the release ``failed`` is to blame for it; see ``rollback_target``."""
+    """Return the release that a roll back would start: the current one, unless it is damaged and another is good.
+
+    ``failed`` is the one that is to blame for the roll back: another good one is better than that.
+    """
     current = home.current_release()
     others = [release for release in good_releases(home) if release.name != failed]
     if current is not None and current.name != failed:
@@ -248,11 +248,11 @@ def mark(run: Run, release: ReleaseDirectory, word: str, failure: Optional[Stage
     )
 
 
-def _prune(run: Run, keep: set[str]) -> None:
-    """Remove all but the newest ``keep_releases``; never the current one nor the one to roll back to."""
+def _prune(run: Run, number: int, keep: set[str]) -> None:
+    """Remove all but the newest ``number``; never the current one nor the one to roll back to."""
     good = good_releases(run.home)
     keep = keep | {release.name for release in good[:2]}
     dated = sorted(run.home.all_releases(), key=lambda release: os.stat(release.plan).st_mtime, reverse=True)
-    for release in dated[run.plan.keep_releases :]:
+    for release in dated[number:]:
         if release.name not in keep:
             files.remove_tree(release.path)

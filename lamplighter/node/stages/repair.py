@@ -99,7 +99,7 @@ def _end_abandoned_runs(run: Run) -> None:
 
 def _write_its_end(run: Run, dead: RunDirectory, told: list[events.Event]) -> None:
     stage = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
-    common = {"host": run.request["host"], "server": run.plan.name, "run": dead.run_id}
+    common = {"host": run.request["host"], "server": run.server, "run": dead.run_id}
     last = max((event.get("seq", 0) for event in told), default=0)
     pen = journal.Journal(dead.journal, dead.ballast, common, after=last)
     heir = run.directory.run_id

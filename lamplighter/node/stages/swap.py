@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -11,54 +12,56 @@ from lamplighter.node.events import Exit
 from lamplighter.node.gpu import choice, freeing, gpus
 from lamplighter.node.health import census
 from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, stop, systemd
-from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
+from lamplighter.node.layout import LaunchFiles
+from lamplighter.node.plan import Plan
 from lamplighter.node.stages import adoption, checks
+from lamplighter.node.stages.values import Allocation, Former, Staged, Started
 from lamplighter.node.system import files, http, ports, processes
-from lamplighter.node.worker import Run, StageFailure
+from lamplighter.node.worker import Run, Skipped, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
 LIMITS = {"locked memory": float("inf"), "open files": 65536.0}
 
 
-def stop_old(run: Run) -> Optional[str]:
+def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipped]:
     """Stop what we recorded and, by policy, stale processes of the engine; leave all others.
 
     Whoever would bring one of them back (our unit, another unit, a container) is stopped first.
     """
-    began = time.time()
-    claimed = _claims(run)
+    began, plan = time.time(), allocation.plan
+    claimed = _claims(run, allocation)
     stopping = [claim for claim in claimed if claim.may_be_stopped]
     if not stopping and not _is_unit_up(run):
         launcher.clear(run.home)
         _clear_leftovers(run, leftovers.Holdings(), began)  # of a server that was killed, or died by itself
-        return "nothing of ours is running"
+        return Skipped("nothing of ours is running")
     for claim in stopping:
         run.progress(f"stopping {claim}", pids=[claim.process.pid])
     run.heed()
-    if run.request["verb"] != "stop" and run.launched is None:
+    if run.request["verb"] != "stop" and former.successor is None:
         # Seen now, it costs nothing; seen after the stop, the server.
         _refuse_intruders([claim for claim in claimed if not claim.may_be_stopped], Exit.REFUSED)
-        _refuse_unfit_gpus(run)
+        _refuse_unfit_gpus(run, allocation)
         files.try_to_write(run.directory.path)  # a disk that has become read-only would leave the node dark
-    kept = census.find_restarters(run.plan, run.engine, run.home, claimed)
+    kept = census.find_restarters(plan, run.home, claimed)
     _refuse_restarters(run, kept)
-    adoption.adopt_old(run, claimed)
-    if run.launched is None and http.is_answering(run.plan.host, run.plan.port):
-        run.old_answered_at = time.time()
-    look = run.engine.get("stop") or {}
+    adoption.adopt_old(run, plan, claimed)
+    if former.successor is None and http.is_answering(plan.host, plan.port):
+        former.answered_at = time.time()
+    look = plan.engine.get("stop") or {}
     was_up = _is_recorded_up(run)
     had = leftovers.observe({claim.process.pid for claim in stopping})
-    run.touched = True
-    if run.launched is None:
-        run.stopped_ours = any(claim.kind == ownership.OURS for claim in stopping)
-    grace = _stop_supervisors(run, kept)
+    run.touch()
+    if former.successor is None:
+        former.was_ours = any(claim.kind == ownership.OURS for claim in stopping)
+    grace = _stop_supervisors(run, plan, kept, former)
     manner = stop.Manner(getattr(signal, "SIG" + look.get("signal", "TERM")), grace)
     survivors = stop.stop(
-        lambda: [claim.process for claim in _claims(run) if claim.may_be_stopped], manner, run.progress
+        lambda: [claim.process for claim in _claims(run, allocation) if claim.may_be_stopped], manner, run.progress
     )
     again = [each for each in survivors if each.identity not in {claim.process.identity for claim in claimed}]
     if again and len(again) == len(survivors):
-        run.may_return += [f"pid {each.pid} ({each.title})" for each in again]
+        former.may_return += [f"pid {each.pid} ({each.title})" for each in again]
         left = [restarter for restarter in kept if restarter.left]
         _fail_to_stop(
             "the old server is started again as soon as it is stopped",
@@ -77,7 +80,7 @@ def stop_old(run: Run) -> Optional[str]:
     if was_up:
         _note_stopped(run)
     launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
-    _tell_newcomers(run, claimed, began)
+    _tell_newcomers(run, allocation, claimed, began, former)
     _clear_leftovers(run, had, gone_at)
     return None
 
@@ -118,10 +121,11 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
         )
 
 
-def _refuse_unfit_gpus(run: Run) -> None:
-    if run.plan.uses_gpus:
-        verdict = choice.settled_verdict(run.plan, run.home, run.uuids)
-        for finding in choice.unfit_gpus(run.plan, run.uuids, verdict):
+def _refuse_unfit_gpus(run: Run, allocation: Allocation) -> None:
+    plan, uuids = allocation.plan, allocation.uuids
+    if plan.uses_gpus:
+        verdict = choice.settled_verdict(plan, run.home, uuids)
+        for finding in choice.unfit_gpus(plan, uuids, verdict):
             raise checks.refusal(finding)
 
 
@@ -145,24 +149,24 @@ def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
             )
 
 
-def _stop_supervisors(run: Run, kept: list[restarters.Restarter]) -> float:
+def _stop_supervisors(run: Run, plan: Plan, kept: list[restarters.Restarter], former: Former) -> float:
     """Stop who would restart what is stopped; return the seconds that are left until KILL.
 
     Raises StageFailure where one goes on: what it keeps would only come back.
     """
     began = time.monotonic()
-    seconds = run.plan.timeouts.stop
+    seconds = plan.timeouts.stop
     is_down = launcher.stop_unit(run.home, seconds, run.progress)
     for restarter in kept:
         if restarter.left:
-            run.may_return.append(restarter.name)
+            former.may_return.append(restarter.name)
             run.warn(f"{restarter} is left running, and may start again what is stopped now", restarter.hint)
     survivors = restarters.stop_parents([each for each in kept if each.may_be_stopped], seconds, run.progress)
     if survivors:
         _fail_to_stop("who would start the server again would not die", survivors)
     for restarter in (each for each in kept if each.may_be_started):
         trouble = restarters.stop(restarter, seconds, run.progress)
-        run.stopped_restarters.append(restarter)
+        former.restarters.append(restarter)
         if trouble and isinstance(restarter.place, processes.Container):
             _fail_to_stop(f"{restarter.name} would not stop", trouble, restarter.hint)
         if trouble:
@@ -176,61 +180,71 @@ def _fail_to_stop(message: str, evidence: str, hint: str = "end it by hand, then
     raise StageFailure(Exit.NOT_FREED, message, cause="restarter", evidence=evidence, hint=hint)
 
 
-def _tell_newcomers(run: Run, before: list[ownership.Claim], began: float) -> None:
+def _tell_newcomers(
+    run: Run, allocation: Allocation, before: list[ownership.Claim], began: float, former: Former
+) -> None:
     """List the holders again: one that was started again, or was charged with the memory, is not passed over."""
     stopped = [claim for claim in before if claim.may_be_stopped]
-    for claim in restarters.newcomers(before, _claims(run)):
+    for claim in restarters.newcomers(before, _claims(run, allocation)):
         what = restarters.describe_newcomer(claim, stopped, time.time() - began)
-        run.may_return.append(f"pid {claim.process.pid} ({claim.process.title})")
+        former.may_return.append(f"pid {claim.process.pid} ({claim.process.title})")
         run.warn(f"a new holder after the stop: {what}", "find out who started it, and end that first")
 
 
-def give_back(run: Run) -> bool:
+@dataclasses.dataclass(frozen=True)
+class GivenBack:
+    """What serves again though it is no release of ours: ``serving`` is that of events, ``seconds`` its start took."""
+
+    serving: dict[str, Any]
+    answered_at: float
+    seconds: float
+
+
+def give_back(run: Run, plan: Plan, former: Former) -> Optional[GivenBack]:
     """Start again the units and containers that this run stopped, where they, and nothing of ours, served before.
 
-    Returns whether one of them answers on the port now, within the time that a start may take.
+    Returns what answers on the port then, within the time that a start may take; None where nothing does.
     """
-    if run.stopped_ours or not run.stopped_restarters:
-        return False
+    if former.was_ours or not former.restarters:
+        return None
     began = time.time()
     started = []
-    for restarter in run.stopped_restarters:
+    for restarter in former.restarters:
         run.progress(f"starting {restarter.name} again")
         trouble = restarters.start(restarter)
         if trouble:
             run.warn(f"{restarter.name} could not be started again: {trouble}", restarter.hint)
         else:
             started.append(restarter)
-    run.stopped_restarters = []
-    deadline = time.monotonic() + run.plan.timeouts.ready
+    former.restarters.clear()
+    deadline = time.monotonic() + plan.timeouts.ready
     while started and time.monotonic() < deadline:
-        if http.is_answering(run.plan.host, run.plan.port):
-            run.new_answered_at = time.time()
-            run.ready_seconds = round(run.new_answered_at - began, 3)
-            pids = [pid for listener in ports.listeners(run.plan.port) for pid in listener.pids]
-            names = ", ".join(restarter.name for restarter in started)
-            run.given_back = {
-                "release": names,
+        if http.is_answering(plan.host, plan.port):
+            now = time.time()
+            pids = [pid for listener in ports.listeners(plan.port) for pid in listener.pids]
+            serving = {
+                "release": ", ".join(restarter.name for restarter in started),
                 "pid": pids[0] if pids else None,
-                "port": run.plan.port,
-                "model": run.plan.served_name,
-                "since": run.new_answered_at,
+                "port": plan.port,
+                "model": plan.served_name,
+                "since": now,
             }
-            return True
+            return GivenBack(serving, now, round(now - began, 3))
         time.sleep(0.2)
-    return False
+    return None
 
 
-def _claims(run: Run, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
-    return census.find_claims(run.plan, run.engine, run.home, run.uuids, run.request["host"], sample)
+def _claims(run: Run, allocation: Allocation, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
+    return census.find_claims(allocation.plan, run.home, allocation.uuids, run.request["host"], sample)
 
 
-def wait_until_freed(run: Run) -> Optional[str]:
+def wait_until_freed(run: Run, allocation: Allocation) -> Optional[Skipped]:
     """Wait for FREED on every GPU of the server: only that may start one."""
-    if not run.plan.uses_gpus:
-        return "gpus: [] - the server uses no GPU"
+    plan = allocation.plan
+    if not plan.uses_gpus:
+        return Skipped("gpus: [] - the server uses no GPU")
     found = freeing.await_freed(
-        run.plan, run.home, run.uuids, lambda sample: _stoppable_pids(run, sample), run.progress
+        plan, run.home, allocation.uuids, lambda sample: _stoppable_pids(run, allocation, sample), run.progress
     )
     if isinstance(found, freeing.NotFreed):
         holders = processes.describe_pids(found.holders)
@@ -239,83 +253,84 @@ def wait_until_freed(run: Run) -> Optional[str]:
             f"the GPUs are not free: {found.word}",
             cause="gpu_unknown" if found.word == "UNKNOWN" else "gpu_held",
             evidence=f"{found.reason}; {holders}" if holders else found.reason,
-            hint=_how_to_free(run, found),
+            hint=_how_to_free(plan, found),
         )
     return None
 
 
-def _how_to_free(run: Run, found: freeing.NotFreed) -> str:
+def _how_to_free(plan: Plan, found: freeing.NotFreed) -> str:
     if any(processes.is_pid_alive(pid) for pid in found.holders):
-        return f"end the holder, or list its name in servers.{run.plan.name}.stale.kill; then deploy again"
+        return f"end the holder, or list its name in servers.{plan.name}.stale.kill; then deploy again"
     if found.word == gpus.UNKNOWN:
-        how = gpus.how_to_see(found.reason, run.plan.name)
+        how = gpus.how_to_see(found.reason, plan.name)
         return f"fix what keeps nvidia-smi from telling: {how}; then deploy again"
     return "there is no process to end: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, then deploy again"
 
 
-def _stoppable_pids(run: Run, sample: gpus.Sample) -> set[int]:
+def _stoppable_pids(run: Run, allocation: Allocation, sample: gpus.Sample) -> set[int]:
     run.heed()
-    return {claim.process.pid for claim in _claims(run, sample) if claim.may_be_stopped}
+    return {claim.process.pid for claim in _claims(run, allocation, sample) if claim.may_be_stopped}
 
 
-def start_new(run: Run) -> Optional[str]:
+def start(run: Run, staged: Staged, launch: LaunchFiles, former: Former) -> Started:
     """Start the release under its launcher, after a last look at the port and the GPUs."""
-    assert run.release is not None
-    launch_release(run, run.release, run.directory.launch("new"))
-    return None
-
-
-def launch_release(run: Run, release: ReleaseDirectory, launch: LaunchFiles) -> None:
-    _refuse_intruders([claim for claim in _claims(run) if processes.is_alive(claim.process.identity)], Exit.NOT_FREED)
-    run.touched = True
+    claims = _claims(run, staged)
+    _refuse_intruders([claim for claim in claims if processes.is_alive(claim.process.identity)], Exit.NOT_FREED)
+    run.touch()
     files.make_directory(run.directory.records)
-    look = run.engine.get("stop") or {}
-    run.order = launcher.Order(
-        server=run.plan.name,
-        release=release,
+    plan = staged.plan
+    order = launcher.Order(
+        server=plan.name,
+        release=staged.release,
         launch=launch,
         records=run.directory.records,
         runner=run.runner,
         run_id=run.directory.run_id,
-        stop_signal=look.get("signal", "TERM"),
-        stop_seconds=run.plan.timeouts.stop,
+        stop_signal=(plan.engine.get("stop") or {}).get("signal", "TERM"),
+        stop_seconds=plan.timeouts.stop,
     )
     try:
-        launched = launcher.launch(run.plan.launcher, run.order, run.home)
+        launched = launcher.launch(plan.launcher, order, run.home)
     except (launcher.LaunchFailed, OSError) as error:
         raise StageFailure(Exit.CRASHED, f"the launcher failed: {error}", cause="launcher") from error
-    run.launched = launched
-    run.launch = launched.launch or launch
+    record = _record_of(run, staged, launched, launched.launch or launch)
+    former.successor = started = Started(plan, staged.uuids, staged.release, order, launched, record)
+    files.write_json(run.home.record, record)
     main = launched.main
-    run.record = {
-        "boot_id": main.boot_id,
-        "pid": main.pid,
-        "start": main.start,
-        **_keeper(launched),
-        "port": run.plan.port,
-        "host": run.plan.host,
-        "model": run.plan.served_name,
-        "gpus": list(run.uuids),
-        "release": release.name,
-        "run": run.directory.run_id,
-        "log": run.launch.log,
-        "attempt": run.launch.attempt,
-        "records": os.path.join(run.launch.directory, "envproof"),
-        "ready": False,
-        "since": time.time(),
-    }
-    files.write_json(run.home.record, run.record)
     under = f" under {launched.unit.name}" if launched.unit else ""
     run.progress(f"started as pid {main.pid}{under}", pids=[main.pid])
     if launched.unit is not None:
         _tell_low_limits(run, main.pid)
+    return started
+
+
+def _record_of(run: Run, staged: Staged, launched: launcher.Launched, launch: LaunchFiles) -> dict[str, Any]:
+    """Return what ``server.json`` says of a server that was launched just now."""
+    main, plan = launched.main, staged.plan
+    return {
+        "boot_id": main.boot_id,
+        "pid": main.pid,
+        "start": main.start,
+        **_keeper(launched),
+        "port": plan.port,
+        "host": plan.host,
+        "model": plan.served_name,
+        "gpus": list(staged.uuids),
+        "release": staged.release.name,
+        "run": run.directory.run_id,
+        "log": launch.log,
+        "attempt": launch.attempt,
+        "records": os.path.join(launch.directory, "envproof"),
+        "ready": False,
+        "since": time.time(),
+    }
 
 
 def _keeper(launched: launcher.Launched) -> dict[str, Any]:
-    if launched.unit is not None:
-        return {"unit": launched.unit.name, "manager_uid": launched.unit.manager_uid}
-    assert launched.supervisor is not None
-    return {"supervisor_pid": launched.supervisor.pid, "supervisor_start": launched.supervisor.start}
+    unit, supervisor = launched.unit, launched.supervisor
+    if unit is not None:
+        return {"unit": unit.name, "manager_uid": unit.manager_uid}
+    return {"supervisor_pid": supervisor.pid, "supervisor_start": supervisor.start} if supervisor is not None else {}
 
 
 def _tell_low_limits(run: Run, pid: int) -> None:
@@ -329,12 +344,10 @@ def _tell_low_limits(run: Run, pid: int) -> None:
             )
 
 
-def settle(run: Run) -> None:
+def settle(run: Run, started: Started) -> None:
     """Make the server that has just answered the lasting one: its unit is restarted after a crash and a reboot."""
-    assert run.order is not None
-    assert run.launched is not None
     try:
-        launcher.commit(run.order, run.home, run.launched)
+        launcher.commit(started.order, run.home, started.launched)
     except (launcher.LaunchFailed, OSError) as error:
         raise StageFailure(
             Exit.CRASHED,

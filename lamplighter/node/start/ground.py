@@ -550,7 +550,6 @@ def _low_disk(space: Mapping[str, Any], checks: Mapping[str, Any]) -> str:
 
 def start_of(
     plan: Plan,
-    engine: Mapping[str, Any],
     release: Optional[ReleaseDirectory] = None,
     *,
     gpu_count: Optional[int] = None,
@@ -568,11 +567,11 @@ def start_of(
         argv=plan.argv,
         environment=environment,
         python=plan.python,
-        model=arguments.model_of(engine, plan.argv) or plan.model,
+        model=arguments.model_of(plan.engine, plan.argv) or plan.model,
         host=plan.host,
         port=plan.port,
         gpus=gpu_count,
-        engine=engine,
+        engine=plan.engine,
         engine_version=plan.engine_version,
         directory=directory,
     )

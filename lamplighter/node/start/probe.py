@@ -36,9 +36,9 @@ DAMAGED = "release {release} is damaged, or not on the node any more: how to ask
 _DIFFERING = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")
 
 
-def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[ReleaseDirectory]) -> Optional[str]:
+def find_api_key(plan: Plan, release: Optional[ReleaseDirectory]) -> Optional[str]:
     """The key that the server will ask for: after the engine's flag, else in the engine's variable, a secret or not."""
-    flag = engine.get("api_key_flag")
+    flag = plan.engine.get("api_key_flag")
     secrets = {} if release is None else release.read_environment()
     argv = list(plan.argv)
     for variable, place in plan.argv_secrets.items():
@@ -46,10 +46,10 @@ def find_api_key(plan: Plan, engine: Mapping[str, Any], release: Optional[Releas
     said = arguments.value_of((flag,), argv) if flag else None
     if said is not None:
         return said or None
-    name = engine.get("api_key_env")
+    name = plan.engine.get("api_key_env")
     if not name:
         return None
-    return secrets.get(name) or (plan.env.get(name) or {}).get("value") or None
+    return secrets.get(name) or plan.exports.get(name) or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +125,9 @@ class Answer:
     at: float = 0.0
 
 
-def ask(
-    plan: Plan, engine: Mapping[str, Any], api_key: Optional[str], timeout: float, *, knows_model: bool = False
-) -> Answer:
+def ask(plan: Plan, api_key: Optional[str], timeout: float, *, knows_model: bool = False) -> Answer:
     """Ask the server on the port for its model (unless that is known) and for one token; the rule is the engine's."""
-    host = ports.probe_host(plan.host)
+    engine, host = plan.engine, ports.probe_host(plan.host)
     server = {"served_name": plan.served_name, "model": plan.model}
     by_reply = (engine.get("identity") or {}).get("source") == "reply"
     try:
@@ -164,9 +162,9 @@ def _refusal(engine: Mapping[str, Any], reply: http.Reply) -> str:
     return f"{reply.status} {_DIFFERING.sub('#', reply.text[:2000])}"
 
 
-def ask_health(plan: Plan, engine: Mapping[str, Any], api_key: Optional[str]) -> Answer:
+def ask_health(plan: Plan, api_key: Optional[str]) -> Answer:
     """Ask the engine's own health endpoint; only its words for "unwell" are trouble, no answer is none."""
-    rule = engine["health"]
+    rule = plan.engine["health"]
     host, timeout = ports.probe_host(plan.host), float(rule.get("timeout") or 10)
     try:
         reply = http.request("GET", host, plan.port, rule["path"], timeout=timeout, api_key=api_key, tls=plan.tls)

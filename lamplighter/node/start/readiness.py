@@ -121,7 +121,6 @@ class NotReady:
 
 def watch(
     plan: Plan,
-    engine: Mapping[str, Any],
     launch: LaunchFiles,
     launched: Launched,
     api_key: Optional[str],
@@ -137,7 +136,7 @@ def watch(
     ``heed`` is called in every round; what it raises ends the watch. ``warn`` is told, with a hint, what a person can
     still fix. ``uuids``: GPUs whose memory is followed; ``starts``: earlier ones, for an estimate.
     """
-    watched = _Watch(plan, engine, launch, launched, api_key, progress, warn, uuids, starts)
+    watched = _Watch(plan, launch, launched, api_key, progress, warn, uuids, starts)
     with contextlib.closing(watched) as watching:
         while True:
             heed()
@@ -151,7 +150,6 @@ class _Watch:
     def __init__(
         self,
         plan: Plan,
-        engine: Mapping[str, Any],
         launch: LaunchFiles,
         launched: Launched,
         api_key: Optional[str],
@@ -161,7 +159,8 @@ class _Watch:
         starts: Sequence[Start],
     ) -> None:
         now = time.monotonic()
-        self.plan, self.engine, self.launch, self.launched = plan, engine, launch, launched
+        engine = plan.engine
+        self.plan, self.launch, self.launched = plan, launch, launched
         self.began = now
         self.settle = float(engine.get("settle") or SETTLE_SECONDS)
         self.log = LogFile(launch.log, launched.log_from)
@@ -169,14 +168,14 @@ class _Watch:
         self.main = processes.Handle.open(launched.main)
         self.crew = _Crew(engine, launched)
         self.gpus = GpuSampler(uuids)
-        self.stall = StallClock(engine, plan.timeouts.stall, now)
+        self.stall = StallClock(engine, plan.timeouts.silence, now)
         self._model_proven = False
         self.probe = Asker(
-            lambda: ask(plan, engine, api_key, PROBE_SECONDS, knows_model=self._model_proven), *PROBE_PAUSE_SECONDS
+            lambda: ask(plan, api_key, PROBE_SECONDS, knows_model=self._model_proven), *PROBE_PAUSE_SECONDS
         )
         self.health: Optional[Asker] = None
         if engine.get("health"):
-            self.health = Asker(lambda: ask_health(plan, engine, api_key), *HEALTH_PAUSE_SECONDS)
+            self.health = Asker(lambda: ask_health(plan, api_key), *HEALTH_PAUSE_SECONDS)
         self.hide = _Hider(api_key)
         self.teller = _Teller(progress, self.hide, starts, now)
         self.port = Port(False, ())
@@ -515,7 +514,7 @@ class _Watch:
     def _read_again(self, crashed: bool) -> Optional[Diagnosis]:
         """Look for the cause in what was skipped, from the beginning and for a while; None without one there."""
         log = LogFile(self.launch.log, self.launched.log_from, may_skip=False)
-        watched = LogWatch(self.engine, is_whole=True)
+        watched = LogWatch(self.plan.engine, is_whole=True)
         watched.own_pids.update(self.crew.ever)
         end = time.thread_time() + READ_AGAIN_SECONDS
         while time.thread_time() < end and (data := log.new()):

@@ -122,7 +122,7 @@ class LiveProof:
 
 def expected_of(release: ReleaseDirectory) -> Expected:
     """Read from the release itself what its launch gives to the server; secrets and GPUs come from its env file."""
-    plan = (release.read_plan() or {}).get("server") or {}
+    plan = (release.read_request() or {}).get("server") or {}
     entries = {name: entry for name, entry in (plan.get("env") or {}).items() if name != "PYTHONPATH"}
     words = plan.get("argv_secrets") or {}  # for the command line alone, the launch script takes them away again
     node_side = {name: value for name, value in release.read_environment().items() if name not in words}
@@ -137,7 +137,7 @@ def expected_of(release: ReleaseDirectory) -> Expected:
     )
 
 
-def version_of(plan: Plan, engine: Mapping[str, Any], release: ReleaseDirectory) -> Version:
+def version_of(plan: Plan, release: ReleaseDirectory) -> Version:
     """Return a way to learn the engine's version; asking its interpreter takes a second, so only who needs it asks.
 
     It is asked in the environment that ``release`` gives to its server.
@@ -145,11 +145,11 @@ def version_of(plan: Plan, engine: Mapping[str, Any], release: ReleaseDirectory)
 
     @functools.lru_cache(maxsize=1)
     def ask() -> Optional[str]:
-        distribution = engine.get("distribution")
+        distribution = plan.engine.get("distribution")
         if plan.engine_version or not distribution:
             return plan.engine_version
         try:
-            return ground.installed(ground.start_of(plan, engine, release)).version
+            return ground.installed(ground.start_of(plan, release)).version
         except (startup.NoPython, ground.NoAnswer):
             return None
 

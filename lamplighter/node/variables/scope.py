@@ -24,19 +24,19 @@ def scope_findings(plan: Plan, home: ServerHome) -> Iterable[Finding]:
         yield Finding("sitecustomize", "warning", "the start of the server's Python cannot be looked at", str(error))
         return
     need = startup.needed_scope(told)
-    setting = f"servers.{plan.name}.sitecustomize.scope"
-    if plan.scope == "none":
-        forced = sorted(name for name, entry in plan.env.items() if entry["mode"] == "force")
+    setting, scope = f"servers.{plan.name}.sitecustomize.scope", plan.sitecustomize.scope
+    if scope == "none":
+        forced = sorted(name for name, entry in plan.env.items() if entry.mode == "force")
         level = "warning" if forced else "ok"
         hint = f"mode force has no effect: set {setting}: {need.scope}" if forced and need.scope else ""
         yield Finding("sitecustomize", level, "scope none: the launch script's exports alone", ", ".join(forced), hint)
     elif need.scope is None:
         hint = f"take -S from the command line, or set {setting}: none"
         yield Finding("sitecustomize", "error", "no scope of sitecustomize reaches the workers", need.why, hint)
-    elif plan.scope == "server" and need.scope != "server":
+    elif scope == "server" and need.scope != "server":
         message = f"scope server would not reach the workers, scope {need.scope} does"
         yield Finding("sitecustomize", "error", message, need.why, f"set {setting}: {need.scope}")
-    elif plan.scope == "server":
+    elif scope == "server":
         yield Finding("sitecustomize", "ok", "scope server is what this node needs", need.why)
     else:
         yield _writable(plan, told, home, need)
@@ -50,17 +50,18 @@ def _interpreter(plan: Plan, path: str) -> list[str]:
 
 
 def _writable(plan: Plan, told: startup.Startup, home: ServerHome, need: startup.Need) -> Finding:
+    scope = plan.sitecustomize.scope
     try:
-        files = [place.path for place in interpreter.places_of(plan.scope, told, home)]
-        directories = {os.path.dirname(place.path) for place in interpreter.missing(plan.scope, told, home)}
+        files = [place.path for place in interpreter.places_of(scope, told, home)]
+        directories = {os.path.dirname(place.path) for place in interpreter.missing(scope, told, home)}
     except (interpreter.Refused, OSError) as error:
-        return Finding("sitecustomize", "error", f"scope {plan.scope} cannot be put in place", str(error))
+        return Finding("sitecustomize", "error", f"scope {scope} cannot be put in place", str(error))
     closed = sorted(directory for directory in directories if not os.access(directory, os.W_OK))
     if closed:
         hint = "let lamplighter write there (become: true), or choose another scope"
-        return Finding("sitecustomize", "error", f"scope {plan.scope} cannot write to {', '.join(closed)}", hint=hint)
+        return Finding("sitecustomize", "error", f"scope {scope} cannot write to {', '.join(closed)}", hint=hint)
     enough = f"; scope {need.scope} would be enough" if need.scope == "server" else ""
-    return Finding("sitecustomize", "ok", f"scope {plan.scope} edits {files[-1]}{enough}", need.why)
+    return Finding("sitecustomize", "ok", f"scope {scope} edits {files[-1]}{enough}", need.why)
 
 
 def live_report(home: ServerHome) -> dict[str, Any]:
@@ -71,21 +72,19 @@ def live_report(home: ServerHome) -> dict[str, Any]:
         message = now.note or ("its process is gone" if record is not None else "nothing has been deployed here")
         return {"state": STOPPED, "message": message, "variables": 0, "workers": [], "differences": [], "nccl": ""}
     release = home.release(record["release"])
-    stored = release.read_plan()
-    engine = stored["engine"] if stored is not None else {}
+    plan = release.read_plan()
     members = launcher.members_of(record, now.main)
     holders = live.gpu_holders(record.get("gpus") or ())
-    workers = live.workers_of(members, holders, engine, now.main.pid)
-    if stored is None:
+    workers = live.workers_of(members, holders, plan.engine if plan is not None else {}, now.main.pid)
+    if plan is None:
         reason = f"release {release.name} is damaged or gone: what it gave to its server is not known"
         return {**live.not_proven(workers, reason).to_json(), "release": release.name}
-    plan = Plan.load(stored["server"])
     proof = live.prove_live(
         workers,
         live.expected_of(release),
         record.get("records") or os.path.join(os.path.dirname(record["log"]), "envproof"),
-        engine,
-        live.version_of(plan, engine, release),
+        plan.engine,
+        live.version_of(plan, release),
         record["log"] if plan.nccl_proof else None,
     )
     return {**proof.to_json(), "release": release.name}

@@ -21,16 +21,15 @@ from lamplighter.node.verbs import releases, status
 
 def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
-    plan = Plan.load(request["server"])
+    plan = Plan.load(request)
     home = server_home(root, plan.name)
-    resolved, engine, host = choice.resolve_gpus(plan), request["engine"], request["host"]
-    found = preflight.examine(plan, engine, home, resolved, host, request=request)
-    change = wayback.Change(plan, engine, request["release"]["digest"])
+    resolved, host = choice.resolve_gpus(plan), request["host"]
+    found = preflight.examine(plan, home, resolved, host, request=request)
     findings = [
         *found.findings,
-        *wayback.examine(home, change, catalogue.way_back(home), found.claims, host),
+        *wayback.examine(home, plan, request["release"]["digest"], catalogue.way_back(home), found.claims, host),
         *scope.scope_findings(plan, home),
-        *software.changed_files(ground.start_of(plan, engine), request.get("lint") or {}),
+        *software.changed_files(ground.start_of(plan), request.get("lint") or {}),
         *_failed_before(home, request),
     ]
     return {
@@ -81,7 +80,7 @@ def preview(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 def _described(release: ReleaseDirectory) -> dict[str, Any]:
     """Return plan and files of a release; of one that was adopted no file, since its owner's secrets may be in it."""
-    known = release.read_plan() or {}
+    known = release.read_request() or {}
     found: dict[str, Any] = {"name": release.name, "digest": release.digest, "server": known.get("server"), "files": {}}
     if known.get("adopted"):
         return {**found, "adopted": True, "server": {**known["server"], "argv": [], "secrets": []}}
@@ -95,12 +94,12 @@ def _described(release: ReleaseDirectory) -> dict[str, Any]:
 
 def facts(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Return all that checks may ask about the node and one server, its status and its drift included."""
-    plan = Plan.load(request["server"])
+    plan = Plan.load(request)
     home = server_home(root, plan.name)
     return {
         "root": root,
         "directory": home.path,
-        **snapshot.all_facts(plan, request["engine"], home),
+        **snapshot.all_facts(plan, home),
         "server": status.status_of(home, request["host"]),
         "drift": drift.find_drift(home, request.get("wanted")).to_json(),
     }

@@ -21,14 +21,14 @@ def _releases_of(home: ServerHome) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for release in home.all_releases():
         verdict = release.read_verdict() or {}
-        plan = release.read_plan() or {}
+        made_from = release.read_request() or {}
         rows.append(
             {
                 "release": release.name,
                 "verdict": verdict.get("verdict") or "unproven",
                 "is_current": current is not None and release.name == current.name,
                 "is_rollback_target": release == earlier,
-                "is_adopted": bool(plan.get("adopted")),
+                "is_adopted": bool(made_from.get("adopted")),
                 "written": os.stat(release.plan).st_mtime,
                 "judged": verdict.get("t"),
                 "bytes": _size_of(release.path),
@@ -53,7 +53,7 @@ def _size_of(directory: str) -> int:
 def verdict_on(home: ServerHome, request: dict[str, Any]) -> dict[str, Any]:
     """Return what became of the very thing that is asked for when it ran last; {} where it never ran."""
     for release in reversed(home.releases_of(request["release"]["digest"])):
-        is_same = (release.read_plan() or {}).get("server") == request["server"]
+        is_same = (release.read_request() or {}).get("server") == request["server"]
         if is_same and not changed_secrets(release, request):
             return release.read_verdict() or {}
     return {}

@@ -50,7 +50,7 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
     home = server_home(root, request["server"]["name"])
     current = home.current_release()
     for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
-        known = release.read_plan()
+        known = release.read_request()
         if known is not None:
             server = {**known["server"], **request["server"]}
             because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.name} is used"

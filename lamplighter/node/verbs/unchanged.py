@@ -33,7 +33,7 @@ def look_before(request: dict[str, Any], root: str) -> Before:
     digest = request["release"]["digest"]
     found = drift.find_drift(home, request["wanted"])
     reasons = _reasons(home, request, drift.since_deploy(home, found))
-    now = serving.look(home, Plan.load(request["server"]), request["engine"])
+    now = serving.look(home, Plan.load(request))
     if not reasons:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float((now.record or {}).get("since") or 0)))
         message = f"release {digest} serves since {since}"
