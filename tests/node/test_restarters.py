@@ -59,7 +59,7 @@ def claims(*found: Process, kind: str = STALE) -> list[Claim]:
 
 def find(stoppable: list[Claim], *others: Process, listed: tuple[str, ...] = ()) -> list[Restarter]:
     table = {each.pid: each for each in (*(claim.process for claim in stoppable), *others)}
-    return restarters.find(stoppable, table, Unit("lamplighter-kimi.service", None), listed, PROGRAMS)
+    return restarters.find(stoppable, table, [Unit("lamplighter-kimi.service", None)], listed, PROGRAMS)
 
 
 @pytest.fixture

@@ -114,6 +114,54 @@ def test_a_path_that_no_unit_can_hold_goes_through_a_link(tmp_path: Path, monkey
     assert len(os.listdir(links)) == 1
 
 
+# ----------------------------------------------------------------------------------------------------------- its names
+
+
+def test_a_launch_has_its_own_name_until_its_file_is_gone(manager: Manager) -> None:
+    lasting = systemd.unit_for("a.b-c")
+    launch = systemd.unit_of_launch(lasting, "20260101T000000Z-abcdef", "new")
+    assert launch.name == "lamplighter-a.b-c:20260101T000000Z-abcdef:new.service"
+    assert systemd.known_as(launch) == lasting
+    Path(manager.runtime_directory).mkdir()
+    file = Path(manager.runtime_directory) / launch.name
+    for make in (lambda: file.write_text(""), lambda: file.symlink_to("/nonexistent")):
+        make()
+        assert systemd.known_as(launch) == launch
+        file.unlink()
+    for other in ("lamplighter-x.service", "other:1.service", "a.scope"):
+        assert systemd.known_as(processes.Unit(other, None)) == processes.Unit(other, None)
+
+
+def test_a_launch_has_the_settings_of_the_lasting_unit_and_of_no_other(
+    home: ServerHome, manager: Manager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of one name the place counts that would for the lasting unit; what holds for all of ours, holds anyway."""
+    strong, weak = tmp_path / "strong", tmp_path / "weak"
+    monkeypatch.setattr(Manager, "drop_in_bases", (str(strong), str(weak)))
+    monkeypatch.setattr(Manager, "call", lambda *_: systemd.Answer(False, "", "no"))
+    monkeypatch.setattr(Manager, "do", lambda *_: None)
+    for place, names in {
+        strong / "lamplighter-kimi.service.d": ["a.conf", systemd.HOLD, "readme.txt"],
+        weak / "lamplighter-kimi.service.d": ["a.conf", "b.conf", "c.conf"],
+        strong / "lamplighter-.service.d": ["b.conf"],
+        weak / "lamplighter-other.service.d": ["d.conf"],
+    }.items():
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).write_text("")
+    order = dataclasses.replace(order_in(home), gate="/gate")
+    with pytest.raises(LaunchFailed, match="did not start"):
+        systemd.launch(order, home)
+    (_, launch) = systemd.units(home)
+    file = Path(manager.runtime_directory) / launch.name
+    assert "LAMPLIGHTER_GATE=/gate" in setting(file.read_text(), "ExecStart")
+    links = {each.name: os.readlink(each) for each in Path(f"{file}.d").iterdir()}
+    kimi = "lamplighter-kimi.service.d"
+    assert links == {"a.conf": str(strong / kimi / "a.conf"), "c.conf": str(weak / kimi / "c.conf")}
+    assert systemd.units(home, launch) == [systemd.unit_for("kimi")]
+    assert systemd.names(home, launch) == {systemd.unit_for("kimi")}
+
+
 # ------------------------------------------------------------------------------------------------------ by other hands
 
 
@@ -129,6 +177,15 @@ def test_an_edit_by_hand_is_noticed(home: ServerHome, manager: Manager) -> None:
     assert systemd.edited_by_hand(home) is None
     path.write_text("[Service]\nNice=2\n")
     assert systemd.edited_by_hand(home) == f"{unit.name}: -Nice=1; +Nice=2"
+
+    # a commit that was killed, before and after it had written the file
+    coming = {"text": "[Service]\nNice=3\n", "release": "new", "run": "r", "attempt": "new"}
+    Path(home.unit).write_text(json.dumps({**known, "release": "old", "run": "q", "attempt": "new", "next": coming}))
+    path.write_text("[Service]\nNice=1\n")
+    assert (systemd.committed(home) or {})["release"] == "old"
+    path.write_text(coming["text"])
+    assert (systemd.committed(home) or {})["release"] == "new"
+    assert systemd.edited_by_hand(home) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- its end

@@ -175,8 +175,11 @@ def test_a_bad_release_leaves_the_old_unit_exactly_as_it_was(site: Site) -> None
             event = json.loads(line)
             if event.get("event") == "stage_start" and event["stage"] == "ready":
                 break
-        assert "system.control" in site.show("FragmentPath")
-        assert site.show("Restart") == "no"
+        assert site.unit() == before
+        (launch,) = site.systemctl("list-units", "--plain", "--no-legend", "lamplighter-demo:*").split()[:1]
+        assert "system.control" in site.show("FragmentPath", launch)
+        assert site.show("Restart", launch) == "no"
+        assert f"{FILE}.d/memory.conf" in site.node.sh(f"readlink -f {site.show('DropInPaths', launch)}")
         site.node.reboot()
     eventually(site.serves)
     assert site.unit() == before

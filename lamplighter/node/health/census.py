@@ -76,7 +76,7 @@ def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Cla
     """Return the units, containers and parents, not ours, that may start again what would be stopped."""
     listed = () if plan.stale.policy == "report" else plan.stale.kill
     table, programs = processes.processes(), parents.Programs.of(plan.engine)
-    return restarters.find(claims, table, systemd.recorded(home), listed, programs)
+    return restarters.find(claims, table, systemd.units(home), listed, programs)
 
 
 def is_kept(pid: int, found: Iterable[restarters.Restarter]) -> bool:

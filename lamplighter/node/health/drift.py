@@ -285,7 +285,7 @@ def _in_driver(deployed: Mapping[str, Any], unknown: List[str]) -> List[Differen
 
 
 def _in_unit(home: ServerHome, record: Mapping[str, Any]) -> List[Difference]:
-    committed = read_json(home.unit) or {}
+    committed = systemd.remembered(home)
     unit = unit_in(committed)
     if unit is None or not record.get("unit") or not committed.get("text"):
         return []

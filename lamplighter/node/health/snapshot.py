@@ -110,9 +110,10 @@ def _engine_facts(plan: Plan, home: ServerHome, record: Mapping[str, Any]) -> Di
 
 
 def _unit_facts(home: ServerHome, record: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    unit = unit_in(dict(record))
-    if unit is None:
+    recorded = unit_in(dict(record))
+    if recorded is None:
         return None
+    unit = systemd.known_as(recorded)
     shown = systemd.Manager(unit.manager_uid).show(
         unit.name, "ActiveState", "UnitFileState", "NRestarts", "NeedDaemonReload", "DropInPaths"
     )

@@ -28,7 +28,7 @@ from lamplighter.node.keeper.launched import (
 from lamplighter.node.keeper.ownership import Recorded
 from lamplighter.node.layout import IDENTITY, LaunchFiles, ServerHome, read_json
 from lamplighter.node.system import files, processes
-from lamplighter.node.system.processes import Process
+from lamplighter.node.system.processes import Process, Unit
 
 __all__ = [
     "DETACHED",
@@ -60,6 +60,7 @@ __all__ = [
     "returns_at_boot",
     "stop_unit",
     "stopped_by",
+    "withdraw",
 ]
 
 SYSTEMD, DETACHED = "systemd", "detached"
@@ -114,12 +115,21 @@ def commit(order: Order, home: ServerHome, launched: Launched) -> None:
         systemd.forget(home)
 
 
-def stop_unit(home: ServerHome, seconds: float, tell: Callable[[str], None]) -> bool:
-    """Stop the server's unit, if it has one, and drop an uncommitted one; tell whether it was down in time."""
-    unit = systemd.recorded(home)
-    is_down = unit is None or systemd.stop(unit, seconds, tell)
-    if is_down:
-        systemd.clear(home)
+def stop_unit(home: ServerHome, seconds: float, tell: Callable[[str], None], sparing: Optional[Unit] = None) -> bool:
+    """Stop the server's units, if it has any, and drop uncommitted ones; tell whether all were down in time.
+
+    ``sparing`` is the unit of a launch that waits for its turn: it goes on.
+    """
+    deadline = time.monotonic() + seconds
+    stopped = [systemd.stop(unit, deadline - time.monotonic(), tell) for unit in systemd.units(home, sparing)]
+    systemd.clear(home, sparing)
+    return all(stopped)
+
+
+def withdraw(home: ServerHome, unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
+    """End the unit of a launch that shall not serve, and leave nothing of it; tell whether it was down in time."""
+    is_down = systemd.stop(unit, seconds, tell)
+    systemd.clear(home)
     return is_down
 
 
@@ -133,9 +143,9 @@ def returns_at_boot(home: ServerHome) -> Optional[str]:
     return systemd.returns_at_boot(home)
 
 
-def clear(home: ServerHome) -> None:
-    """Drop an uncommitted unit that does not run; the committed one, if any, is as before."""
-    systemd.clear(home)
+def clear(home: ServerHome, sparing: Optional[Unit] = None) -> None:
+    """Drop uncommitted units that do not run, but for ``sparing``; the committed one, if any, is as before."""
+    systemd.clear(home, sparing)
 
 
 def members(launched: Launched, table: Mapping[int, Process]) -> list[Process]:
@@ -146,13 +156,13 @@ def members(launched: Launched, table: Mapping[int, Process]) -> list[Process]:
     return list(found.values())
 
 
-def recorded_in_unit(home: ServerHome, table: Mapping[int, Process]) -> list[Recorded]:
-    """Return what is in the cgroup of the server's unit, each process as a launch that we recorded.
+def recorded_in_unit(home: ServerHome, table: Mapping[int, Process], sparing: Optional[Unit] = None) -> list[Recorded]:
+    """Return what is in the cgroups of the server's units, but for ``sparing``, each process as a recorded launch.
 
-    The unit is what was written down; systemd may have restarted it since, or brought it back after a reboot.
+    The units are what was written down; systemd may have restarted one since, or brought it back after a reboot.
     """
-    unit = systemd.recorded(home)
-    return [] if unit is None else [Recorded(process.identity, None) for process in systemd.members(unit, table)]
+    names = systemd.names(home, sparing)
+    return [Recorded(each.identity, None) for each in table.values() if names and processes.unit_of(each) in names]
 
 
 def read_record(home: ServerHome) -> Optional[dict[str, Any]]:
@@ -281,6 +291,7 @@ def present(record: Mapping[str, Any]) -> Present:
     state = systemd.look(unit) if unit is not None else None
     if unit is None or state is None:
         return Present(launched if processes.is_alive(launched) else None)
+    unit = systemd.known_as(unit)
     if state.main == launched:
         return Present(launched)
     if state.main is None:

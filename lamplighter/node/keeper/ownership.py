@@ -14,6 +14,7 @@ import re
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 from lamplighter.node import arguments
+from lamplighter.node.keeper import systemd
 from lamplighter.node.system import processes
 from lamplighter.node.system.processes import Identity, Process
 
@@ -58,7 +59,8 @@ class Claim:
         if container is not None:
             return f"{container.runtime} container {container.id[:12]}".strip()
         if unit is not None:
-            return f"unit {unit.name}" + ("" if unit.manager_uid is None else " of the user's systemd")
+            whose = "" if unit.manager_uid is None else " of the user's systemd"
+            return f"unit {systemd.known_as(unit).name}{whose}"
         return ""
 
     def __str__(self) -> str:

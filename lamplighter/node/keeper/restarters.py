@@ -16,7 +16,7 @@ import dataclasses
 import os
 import shutil
 import signal
-from typing import Callable, Iterable, Mapping, Optional, Union
+from typing import Callable, Collection, Iterable, Mapping, Optional, Union
 
 from lamplighter.node.keeper import ownership, parents, systemd
 from lamplighter.node.keeper import stop as ending
@@ -68,7 +68,7 @@ def place_of(process: Process) -> Union[Unit, Container, None]:
     unit, container = processes.unit_of(process), processes.container_of(process)
     is_pod = container is not None and container.is_pod
     if unit is not None and unit.name.endswith(".service") and not _is_runtime(unit) and not is_pod:
-        return unit  # also around a container: the unit starts it again
+        return systemd.known_as(unit)  # also around a container: the unit starts it again
     return container
 
 
@@ -80,11 +80,11 @@ def _is_runtime(unit: Unit) -> bool:
 def find(
     claims: Iterable[Claim],
     table: Mapping[int, Process],
-    ours: Optional[Unit],
+    ours: Collection[Unit],
     listed: Iterable[str],
     programs: Programs,
 ) -> list[Restarter]:
-    """Return who would bring back the processes that may be stopped. ``ours`` is our own unit, which is no restarter.
+    """Return who would bring back the processes that may be stopped. ``ours`` are our own units: they are none.
 
     Reads only, but asks systemd and the container runtime.
     """
@@ -93,7 +93,7 @@ def find(
     places: dict[Union[Unit, Container], list[int]] = {}
     for pid, process in stoppable.items():
         place = place_of(process)
-        if place is not None and place != ours:
+        if place is not None and place not in ours:
             places.setdefault(place, []).append(pid)
     listed = frozenset(listed)
     kept = [_judge(place, tuple(sorted(pids)), stoppable, table, listed, programs) for place, pids in places.items()]

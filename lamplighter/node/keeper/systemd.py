@@ -1,13 +1,19 @@
 """Servers as systemd units: a node's reboot brings them back, a crash restarts them, nothing escapes their cgroup.
 
-Until ``commit`` the unit of a new release lies below /run only, with ``Restart=no``, in front of the one that was
-committed before: the old unit, its enabled state and its drop-ins stay untouched, and a reboot in the middle of a
-deploy brings the old release back. Root uses the system's manager; anybody else their own, and only with lingering:
-without it systemd ends all of a user's units ten seconds after the last logout.
+There is one lasting unit a server, ``lamplighter-NAME.service``, and one of its own for each launch, whose name has the
+run in it: a new server may wait in its own beside the old one in the lasting one. A launch's unit lies below /run only,
+with ``Restart=no`` and the drop-ins of the lasting one: the old unit and its enabled state stay untouched, and a reboot
+in the middle of a deploy brings the old release back. ``commit`` makes the running unit the lasting one; only the
+cgroup keeps the launch's name, until the next start. Root uses the system's manager; anybody else their own, and only
+with lingering: without it systemd ends all of a user's units ten seconds after the last logout.
 
 facts: a unit file in ``system.control`` below /run goes before one in /etc (systemd.unit(5), table 1); removing it and
 reloading gives a running unit its old description back. A failed unit blocks its name: reset-failed first.
 ``systemctl show`` forgets exit status 0, so ExecStopPost writes it down.
+facts (systemd 252, both managers): where a unit's own file has become a link to another unit, a reload gives the
+running unit that one's name and settings. Had that name a unit in memory, be it a dead one (what is enabled or wanted
+always has), the two become one, and the state of either: so the dead one gets another name first, by another reload.
+The other way round, the lasting name as a link, `systemctl enable` refuses and `systemctl edit` is lost.
 """
 
 from __future__ import annotations
@@ -40,6 +46,9 @@ LINGER = "/var/lib/systemd/linger"
 SYSTEM_UIDS = 1000
 #: A drop-in that exists while an old unit is started again: it shall not be restarted before it was ready once.
 HOLD = "zz-lamplighter-starting.conf"
+
+#: What the name of every unit of ours begins with.
+PREFIX = "lamplighter-"
 
 _VENDOR_UNITS = ("/usr/lib/systemd/system", "/lib/systemd/system")
 
@@ -276,11 +285,13 @@ class Manager:
 
     @property
     def drop_in_bases(self) -> tuple[str, ...]:
-        """Where settings for units may lie, the strongest first."""
+        """Where settings for units may lie, the strongest first; `systemctl set-property` writes into the first two."""
+        set_by_property = (f"{self.directory}.control", self.runtime_directory)
         if self.uid is None:
-            return ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", *_VENDOR_UNITS)
-        shared = ("/etc/systemd/user", "/run/systemd/user", "/usr/lib/systemd/user")
-        return (self.directory, f"/run/user/{self.uid}/systemd/user", *shared)
+            vendors = ("/usr/local/lib/systemd/system", *_VENDOR_UNITS)
+            return (*set_by_property, self.directory, "/run/systemd/system", *vendors)
+        shared = ("/run/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user")
+        return (*set_by_property, self.directory, "/etc/systemd/user", f"/run/user/{self.uid}/systemd/user", *shared)
 
     @property
     def target(self) -> str:
@@ -340,8 +351,41 @@ def our_manager() -> Manager:
 
 
 def unit_for(server: str) -> Unit:
-    """Name the unit of a server: there is one of that name a manager."""
-    return Unit(f"lamplighter-{server}.service", our_manager().uid)
+    """Name the lasting unit of a server: there is one of that name a manager."""
+    return Unit(f"{PREFIX}{server}.service", our_manager().uid)
+
+
+def unit_of_launch(lasting: Unit, run_id: str, attempt: str) -> Unit:
+    """Name the unit that a launch has until it is committed. No server's name has a colon in it."""
+    return Unit(f"{_stem(lasting)}:{run_id}:{attempt}.service", lasting.manager_uid)
+
+
+def known_as(unit: Unit) -> Unit:
+    """Return the unit by the name that its manager has for it: once committed, a launch has that of the server.
+
+    Its file tells: that of a launch's own unit is there until then, and at most until the next boot.
+    """
+    stem, colon, _ = unit.name.partition(":")
+    if not colon or not stem.startswith(PREFIX) or os.path.lexists(_runtime_file(unit)):
+        return unit
+    return Unit(f"{stem}.service", unit.manager_uid)
+
+
+def _stem(unit: Unit) -> str:
+    return unit.name[: -len(".service")]
+
+
+def _runtime_file(unit: Unit) -> str:
+    return os.path.join(Manager(unit.manager_uid).runtime_directory, unit.name)
+
+
+def _lasting_file(unit: Unit) -> str:
+    return os.path.join(Manager(unit.manager_uid).directory, unit.name)
+
+
+def _stand_in(lasting: Unit) -> Unit:
+    """Name the unit that a dead one becomes when the lasting name is given to another."""
+    return Unit(f"{_stem(lasting)}:was.service", lasting.manager_uid)
 
 
 # ------------------------------------------------------------------------------------------------------- start
@@ -350,8 +394,9 @@ def unit_for(server: str) -> Unit:
 def launch(order: Order, home: ServerHome) -> Launched:
     """Start the release of ``order`` as a unit that a reboot forgets and nothing restarts; ``commit`` makes it lasting.
 
-    Going back to the release that is committed starts the committed unit as it is, by its own log.
-    Touches: a unit file below /run, ``unit.json``, the launch's log and process record. Raises LaunchFailed, OSError.
+    It is a unit of its own: what runs in the lasting one goes on. Going back to the release that is committed starts
+    the lasting unit as it is, by its own log. Touches: a unit file and its drop-ins below /run, ``unit.json``, the
+    launch's log and process record. Raises LaunchFailed, OSError.
     """
     manager, unit = our_manager(), unit_for(order.server)
     known = committed(home)
@@ -359,11 +404,13 @@ def launch(order: Order, home: ServerHome) -> Launched:
         order = dataclasses.replace(order, launch=home.run(known["run"]).launch(known["attempt"]))
         _hold(manager, unit)
     else:
-        _note(home, unit, {})
+        text = unit_text(order, home, manager, "no", order.gate)
+        lasting, unit = unit, unit_of_launch(unit, order.run_id, order.launch.attempt)
+        others = [each.name for each in _launches(home) if each != unit]
+        _note(home, lasting, {"launches": [*others, unit.name]})
         files.make_directory(manager.runtime_directory)
-        files.write_file(
-            os.path.join(manager.runtime_directory, unit.name), unit_text(order, home, manager, "no"), 0o644
-        )
+        _link_drop_ins(manager, lasting, unit)
+        files.write_file(_runtime_file(unit), text, 0o644)
     log_from = _open_log(order.launch)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(order.launch.exit)
@@ -378,8 +425,21 @@ def launch(order: Order, home: ServerHome) -> Launched:
     return launched
 
 
-def unit_text(order: Order, home: ServerHome, manager: Manager, restart: str) -> str:
-    """Fill what only the node knows into the release's unit file. Raises LaunchFailed for an unknown place in it."""
+def _link_drop_ins(manager: Manager, lasting: Unit, unit: Unit) -> None:
+    """Let what an administrator sets for the lasting unit hold for a launch's own one, from its start on."""
+    directory = f"{_runtime_file(unit)}.d"
+    _drop_directory(directory)
+    for name, path in sorted(_drop_in_files(manager, lasting.name).items()):
+        if os.path.basename(os.path.dirname(path)) == f"{lasting.name}.d" and name != HOLD:
+            files.make_directory(directory)
+            files.point(os.path.join(directory, name), path)
+
+
+def unit_text(order: Order, home: ServerHome, manager: Manager, restart: str, gate: Optional[str] = None) -> str:
+    """Fill what only the node knows into the release's unit file. Raises LaunchFailed for an unknown place in it.
+
+    ``gate``: where this one start is to wait.
+    """
     with open(order.release.unit, encoding="utf-8") as file:
         template = file.read()
     here = _safe_place(home)
@@ -387,7 +447,7 @@ def unit_text(order: Order, home: ServerHome, manager: Manager, restart: str) ->
     def at(path: str) -> str:
         return here + path[len(home.path) :] if path.startswith(home.path + "/") else path
 
-    environment = bare_environment(at(order.records))
+    environment = bare_environment(at(order.records), None if gate is None else at(gate))
     values = {
         "ENVIRONMENT": " ".join(quote(f"{name}={value}") for name, value in environment.items()),
         "LAUNCH": quote(at(order.release.launch_script)),
@@ -508,58 +568,148 @@ def _record(launched: Launched, order: Order) -> None:
 
 
 def commit(order: Order, home: ServerHome, launched: Launched) -> None:
-    """Let the running unit outlive crashes and reboots. Raises LaunchFailed, OSError: the old unit is then back."""
+    """Let the running unit outlive crashes and reboots. Raises LaunchFailed, OSError: a boot starts the old one then.
+
+    From the moment on at which the lasting unit's file is written, a boot starts the new release.
+    """
     assert launched.unit is not None
-    manager, unit = our_manager(), launched.unit
-    if launched.launch != order.launch:  # the committed unit, started again as it was
-        _let_go(manager, unit)
+    manager, unit, lasting = our_manager(), launched.unit, unit_for(order.server)
+    if unit == lasting:  # the committed unit, started again as it was
+        _let_go(manager, lasting)
         return
-    path = os.path.join(manager.directory, unit.name)
+    path = _lasting_file(lasting)
     before = files.read_text(path)
-    text = unit_text(order, home, manager, "on-failure")
+    known = {
+        "text": unit_text(order, home, manager, "on-failure"),
+        "release": order.release.name,
+        "run": order.run_id,
+        "attempt": order.launch.attempt,
+    }
+    _note(home, lasting, {"next": known})
     files.make_directory(manager.directory)
     try:
-        files.write_file(path, text, 0o644)
-        _drop(os.path.join(manager.runtime_directory, unit.name))
-        manager.do("daemon-reload")
-        manager.do("enable", unit.name)
+        _free_name(manager, lasting, before)
+        files.write_file(path, known["text"], 0o644)
+        _take_name(manager, lasting, unit, launched.main)
+        manager.do("enable", lasting.name)
     except (LaunchFailed, OSError):
         with contextlib.suppress(OSError):
             _drop(path) if before is None else files.write_file(path, before, 0o644)
+        for left in (lasting, _stand_in(lasting)):
+            _drop(_runtime_file(left))
         manager.call("daemon-reload")
         raise
-    known = {"text": text, "release": order.release.name, "run": order.run_id, "attempt": order.launch.attempt}
-    _note(home, unit, known)
+    others = [each.name for each in _launches(home) if each != unit]
+    _note(home, lasting, {**known, "launches": others, "next": None})
+
+
+def _free_name(manager: Manager, lasting: Unit, text: Optional[str]) -> None:
+    """Give the dead unit that has the lasting name another one, lest its state be taken for that of the new one.
+
+    Who starts the name meanwhile gets what has been committed before.
+    """
+    if not _is_down(lasting):
+        raise LaunchFailed(f"{lasting.name} is not down: somebody has started it again")
+    manager.call("reset-failed", lasting.name)
+    aside = _stand_in(lasting)
+    files.write_file(_runtime_file(aside), text or "[Service]\nExecStart=/bin/false\n", 0o644)
+    files.point(_runtime_file(lasting), aside.name)
+    manager.do("daemon-reload")
+
+
+def _take_name(manager: Manager, lasting: Unit, unit: Unit, main: processes.Identity) -> None:
+    """Let the running unit of a launch go by the lasting name, and by no other. Raises LaunchFailed if it does not.
+
+    A reload by somebody else between the two steps that change the names could have it mistaken for the dead one.
+    """
+    was, new = _runtime_file(lasting), _runtime_file(unit)
+    fresh = os.path.join(os.path.dirname(new), f"{files.TEMP_PREFIX}{unit.name}.{os.getpid()}")
+    _drop(fresh)
+    os.symlink(_lasting_file(lasting), fresh)
+    _drop(was)
+    os.rename(fresh, new)
+    _drop(_runtime_file(_stand_in(lasting)))
+    _drop_directory(f"{new}.d")
+    manager.do("daemon-reload")
+    state = look(lasting)
+    if state is None or state.is_down or state.main != main:
+        now = "unknown" if state is None else state.active
+        raise LaunchFailed(f"{unit.name} did not become {lasting.name}, which is {now}")
+    _drop(new)
 
 
 def forget(home: ServerHome) -> None:
-    """Remove the server's unit, which does not run any more: it has another launcher now. Raises LaunchFailed, OSError.
+    """Remove the server's units, which do not run any more: it has another launcher now. Raises LaunchFailed, OSError.
 
     An administrator's drop-ins stay.
     """
-    unit = recorded(home)
-    if unit is None:
+    lasting = recorded(home)
+    if lasting is None:
         return
-    manager = Manager(unit.manager_uid)
-    path = os.path.join(manager.directory, unit.name)
+    manager, launches = Manager(lasting.manager_uid), _launches(home)
+    path = _lasting_file(lasting)
     if os.path.exists(path):
-        manager.do("disable", unit.name)
+        manager.do("disable", lasting.name)
         _drop(path)
-    _drop_runtime(manager, unit)
+    _drop_runtime(manager, lasting)
+    for unit in launches:
+        _drop_launch(unit)
     manager.do("daemon-reload")
-    manager.call("reset-failed", unit.name)
+    for unit in (lasting, *launches):
+        manager.call("reset-failed", unit.name)
     _drop(home.unit)
 
 
 def recorded(home: ServerHome) -> Optional[Unit]:
-    """Return the unit that we made for this server, None if there never was one."""
+    """Return the lasting unit of this server if we ever made one, or one of a launch; None if there never was any."""
     record = read_json(home.unit)
     return None if record is None else unit_in(record)
 
 
+def units(home: ServerHome, sparing: Optional[Unit] = None) -> list[Unit]:
+    """Return all units that we made for this server, but for ``sparing``: the lasting one, then those of launches."""
+    lasting = recorded(home)
+    return [] if lasting is None else [each for each in (lasting, *_launches(home)) if each != sparing]
+
+
+def names(home: ServerHome, sparing: Optional[Unit] = None) -> frozenset[Unit]:
+    """Return the units whose cgroups hold what is ours, but for ``sparing``: also that from which one was committed."""
+    lasting, known = recorded(home), committed(home)
+    found = units(home, sparing)
+    if lasting is not None and known is not None:
+        found.append(unit_of_launch(lasting, known["run"], known["attempt"]))
+    return frozenset(found)
+
+
+def is_up(home: ServerHome, sparing: Optional[Unit] = None) -> bool:
+    """Tell whether a unit of this server runs, or waits to be restarted, in which case there is no process of it."""
+    states = map(look, units(home, sparing))
+    return any(state is not None and not state.is_down for state in states)
+
+
+def _launches(home: ServerHome) -> list[Unit]:
+    """Return the units of launches that were not committed, or not to the end."""
+    record = read_json(home.unit, launches=list) or {}
+    lasting = unit_in(record)
+    if lasting is None:
+        return []
+    mark = f"{_stem(lasting)}:"
+    found = [name for name in record["launches"] if isinstance(name, str) and name.startswith(mark)]
+    return [Unit(name, lasting.manager_uid) for name in found]
+
+
+def remembered(home: ServerHome) -> dict[str, Any]:
+    """Return what ``unit.json`` tells, {} where there is none; after a killed commit what the unit's file is by now."""
+    record = read_json(home.unit) or {}
+    lasting, coming = unit_in(record), record.get("next")
+    if lasting is None or not isinstance(coming, dict) or not isinstance(coming.get("text"), str):
+        return record
+    return {**record, **coming} if files.read_text(_lasting_file(lasting)) == coming["text"] else record
+
+
 def edited_by_hand(home: ServerHome) -> Optional[str]:
     """Return what somebody changed in the committed unit file since we wrote it, None if nothing."""
-    record = read_json(home.unit) or {}
+    record = remembered(home)
     unit = unit_in(record)
     unit = unit if unit is not None else unit_for(home.name)
     text = files.read_text(os.path.join(Manager(unit.manager_uid).directory, unit.name))
@@ -606,22 +756,31 @@ def dangers_of_drop_ins(home: ServerHome) -> list[Danger]:
 def _dropped_in(manager: Manager, name: str) -> dict[str, tuple[str, str]]:
     """Return the settings of all drop-ins for a unit, each with its file: those that are not empty.
 
-    Files are read, since systemd tells nothing of a unit that is not there yet. facts: of one name the first place
-    counts, of one setting the last name (systemd.unit(5)).
+    facts: of one setting the last name counts (systemd.unit(5)).
     """
-    chosen: dict[str, str] = {}
-    for base in manager.drop_in_bases:
-        for directory in (f"{name}.d", "lamplighter-.service.d", "service.d"):
-            place = os.path.join(base, directory)
-            for file in os.listdir(place) if os.path.isdir(place) else ():
-                if file.endswith(".conf"):
-                    chosen.setdefault(file, os.path.join(place, file))
+    chosen = _drop_in_files(manager, name)
     found = {
         setting: (value, chosen[file])
         for file in sorted(chosen)
         for setting, value in _SETTING.findall(files.read_text(chosen[file]) or "")
     }
     return {setting: told for setting, told in found.items() if told[0]}
+
+
+def _drop_in_files(manager: Manager, name: str) -> dict[str, str]:
+    """Return the drop-ins that are in force for a unit, or will be: paths by name. Ours, there for a moment, too.
+
+    Files are read, since systemd tells nothing of a unit that is not there yet. facts: of one name the first place
+    counts (systemd.unit(5)).
+    """
+    chosen: dict[str, str] = {}
+    for base in manager.drop_in_bases:
+        for directory in (f"{name}.d", f"{PREFIX}.service.d", "service.d"):
+            place = os.path.join(base, directory)
+            for file in os.listdir(place) if os.path.isdir(place) else ():
+                if file.endswith(".conf"):
+                    chosen.setdefault(file, os.path.join(place, file))
+    return chosen
 
 
 def is_masked(home: ServerHome) -> bool:
@@ -653,11 +812,11 @@ def let_go(home: ServerHome) -> None:
 
 def committed(home: ServerHome) -> Optional[dict[str, Any]]:
     """Return what is known of the committed unit (release, run, attempt), None if there is none, or not any more."""
-    record = read_json(home.unit, text=str, release=str, run=str, attempt=str)
-    if record is None or not record["text"]:
+    record = remembered(home)
+    if not all(isinstance(record.get(name), str) for name in ("text", "release", "run", "attempt")):
         return None
     unit = unit_in(record)
-    if unit is None or not os.path.exists(os.path.join(Manager(unit.manager_uid).directory, unit.name)):
+    if unit is None or not record["text"] or not os.path.exists(_lasting_file(unit)):
         return None
     return record
 
@@ -681,11 +840,25 @@ def _let_go(manager: Manager, unit: Unit) -> None:
 
 
 def _drop_runtime(manager: Manager, unit: Unit) -> None:
-    _drop(os.path.join(manager.runtime_directory, unit.name))
+    for each in (unit, _stand_in(unit)):
+        _drop(_runtime_file(each))
     directory = os.path.join(manager.runtime_directory, f"{unit.name}.d")
     _drop(os.path.join(directory, HOLD))
     with contextlib.suppress(OSError):  # not there, or somebody else's settings are in it
         os.rmdir(directory)
+
+
+def _drop_launch(unit: Unit) -> None:
+    _drop(_runtime_file(unit))
+    _drop_directory(f"{_runtime_file(unit)}.d")
+
+
+def _drop_directory(path: str) -> None:
+    """Remove a directory of links that we have made."""
+    for name in os.listdir(path) if os.path.isdir(path) else ():
+        _drop(os.path.join(path, name))
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def _drop(path: str) -> None:
@@ -712,7 +885,8 @@ class State:
 
 
 def look(unit: Unit) -> Optional[State]:
-    """Ask for the state of a unit; None where its manager does not answer."""
+    """Ask for the state of a unit, also by the name that a launch had; None where its manager does not answer."""
+    unit = known_as(unit)
     shown = Manager(unit.manager_uid).show(unit.name, "ActiveState", "SubState", "MainPID", "NRestarts")
     if "ActiveState" not in shown:
         return None
@@ -723,8 +897,9 @@ def look(unit: Unit) -> Optional[State]:
 
 
 def members(unit: Unit, table: Mapping[int, processes.Process]) -> list[processes.Process]:
-    """Return the processes in a unit's cgroup."""
-    return [process for process in table.values() if processes.unit_of(process) == unit]
+    """Return the processes in a unit's cgroup; of a launch that was committed also those in the lasting unit's."""
+    names = (unit, known_as(unit))
+    return [process for process in table.values() if processes.unit_of(process) in names]
 
 
 def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
@@ -732,6 +907,7 @@ def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
     state = look(unit)
     if state is None or (state.is_down and state.main is None):
         return True
+    unit = known_as(unit)
     manager = Manager(unit.manager_uid)
     tell(f"stopping unit {unit.name}")
     answer = manager.call("stop", "--no-block", unit.name)
@@ -748,16 +924,47 @@ def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
         time.sleep(POLL_SECONDS)
 
 
-def clear(home: ServerHome) -> None:
-    """Remove what an attempt that was never committed left: the committed unit, if any, is as before."""
-    unit = recorded(home)
-    if unit is None:
+def clear(home: ServerHome, sparing: Optional[Unit] = None) -> None:
+    """Remove what attempts that were never committed left and what does not run; the committed unit is as before.
+
+    A commit that was killed after it had begun to change names is brought to its end. ``sparing`` is left alone.
+    """
+    lasting = recorded(home)
+    if lasting is None:
         return
-    manager = Manager(unit.manager_uid)
+    manager = Manager(lasting.manager_uid)
     if not manager.may_be_asked():
         return
-    places = (unit.name, os.path.join(f"{unit.name}.d", HOLD))
-    if any(os.path.lexists(os.path.join(manager.runtime_directory, place)) for place in places):
-        _drop_runtime(manager, unit)
-        manager.call("daemon-reload")
+    halves = tuple(f"{files.TEMP_PREFIX}{_stem(lasting)}{mark}" for mark in (":", ".service."))
+    for directory in (manager.directory, manager.runtime_directory):
+        files.sweep_temporaries(directory, lambda name: name.startswith(halves))
+    launches = [each for each in _launches(home) if each != sparing]
+    done = [each for each in launches if os.path.islink(_runtime_file(each))]
+    gone = [each for each in launches if known_as(each) == lasting or (each not in done and _is_down(each))]
+    hold = os.path.join(f"{_runtime_file(lasting)}.d", HOLD)
+    places = (_runtime_file(lasting), _runtime_file(_stand_in(lasting)), hold)
+    is_left = any(map(os.path.lexists, places)) and _is_down(lasting)
+    if not (done or gone or is_left):
+        return
+    if is_left:
+        _drop_runtime(manager, lasting)
+    for unit in gone:
+        _drop_launch(unit)
+    if not manager.call("daemon-reload").ok:
+        return  # what links stand for is not in force yet
+    for unit in (lasting, *gone) if is_left else gone:
         manager.call("reset-failed", unit.name)
+    record = remembered(home)
+    if done and record != read_json(home.unit):
+        manager.call("enable", lasting.name)
+    for unit in done:
+        _drop_launch(unit)
+    left = [each.name for each in _launches(home) if each not in (*done, *gone)]
+    with contextlib.suppress(OSError):  # the next run finds them gone
+        _note(home, lasting, {**record, "launches": left, "next": None})
+
+
+def _is_down(unit: Unit) -> bool:
+    """Tell whether a unit is known not to run, and not to be restarted."""
+    state = look(unit)
+    return state is not None and state.is_down

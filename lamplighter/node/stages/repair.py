@@ -39,6 +39,7 @@ def repair(run: Run) -> None:
         _mend_current,
         _mend_record,
         _drop_half_releases,
+        _clear_units,
         _prune_runs,
         _prune_runners,
     )
@@ -185,6 +186,11 @@ def _drop_half_releases(run: Run) -> None:
     for name in os.listdir(run.home.releases):
         if name not in kept and not name.startswith(files.TEMP_PREFIX):
             files.remove_tree(os.path.join(run.home.releases, name))
+
+
+def _clear_units(run: Run) -> None:
+    """Drop the units of launches whose run was killed, and which have ended."""
+    launcher.clear(run.home)
 
 
 def _prune_runs(run: Run) -> None:

@@ -130,10 +130,8 @@ def _refuse_unfit_gpus(run: Run, allocation: Allocation) -> None:
 
 
 def _is_unit_up(run: Run) -> bool:
-    """Tell whether our unit runs, or waits to be restarted, in which case there is no process of it."""
-    unit = systemd.recorded(run.home)
-    state = systemd.look(unit) if unit is not None else None
-    return state is not None and not state.is_down
+    """Tell whether a unit of ours runs, or waits to be restarted, in which case there is no process of it."""
+    return systemd.is_up(run.home)
 
 
 def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
