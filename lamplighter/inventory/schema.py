@@ -385,6 +385,9 @@ class Server(_Frozen):
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
     tls: Annotated[Literal["none", "verify", "self-signed"], TREATED] = "none"
     gpu_warnings: Annotated[GpuWarnings, TREATED] = GpuWarnings()
+    parser: Annotated[Literal["auto", "off"], TREATED] = "auto"
+    prestart: Annotated[Literal["auto", "off"], TREATED] = "auto"
+    prefetch: Annotated[Literal["auto", "off"], TREATED] = "auto"
     checks: Annotated[Mapping[CheckName, CheckValue], ControlOnly("`verify` goes by them; the request has them")] = {}
     lint: Annotated[LintSettings, ControlOnly("`lint` goes by it; the request has it")] = LintSettings()
 

@@ -12,7 +12,7 @@ from typing import Any, Dict
 Event = Dict[str, Any]
 
 #: Node stages of a deploy, in order.
-STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
+STAGES = ("lock", "preflight", "stage", "prove", "prestart", "stop", "free", "start", "ready", "confirm", "commit")
 
 #: Phases of an LLM server's start, in their usual order; the current one is that of the last marker and may go back.
 PHASES = ("boot", "distributed", "weights", "kv_cache", "compile", "graphs", "http", "warmup", "ready")

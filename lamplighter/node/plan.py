@@ -87,6 +87,9 @@ class Plan:
     nccl_proof: bool = False
     tls: str = "none"
     gpu_warnings: GpuWarnings = GpuWarnings()
+    parser: str = "auto"
+    prestart: str = "auto"
+    prefetch: str = "auto"
     argv_secrets: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod

@@ -7,6 +7,7 @@ are merged; anything else is replaced. A file without ``launch`` is only such a 
 
 from __future__ import annotations
 
+import ast
 import json
 import posixpath
 import re
@@ -400,6 +401,40 @@ class _Warning(_Part):
     hint: Hint = ""
 
 
+def _script(text: str) -> str:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"is no Python: {error}") from None
+    return text
+
+
+Module = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
+class _Parser(_Part):
+    """``code`` reads the launch's words in sys.argv, fails where they are wrong, and ends with 77 where it cannot tell.
+
+    ``passes`` are causes that say nothing of the words: what it needs there, only the server will have.
+    """
+
+    code: Annotated[StrictStr, AfterValidator(_script)]
+    seconds: Seconds = 120.0
+    passes: tuple[Cause, ...] = ()
+
+
+class _Prestart(_Part):
+    """``modules`` a launcher imports before it waits; ``memory_mib`` it then takes.
+
+    ``behind_shell``: the program of the launch is a script of the shell, and becomes Python.
+    """
+
+    modules: tuple[Module, ...] = ()
+    memory_mib: Annotated[int, Field(ge=0)] = 2048
+    seconds: Seconds = 180.0
+    behind_shell: StrictBool = False
+
+
 class _Stop(_Part):
     signal: Literal["TERM", "INT"] = "TERM"
 
@@ -490,6 +525,7 @@ class _Needs(_Part):
     package: StrictStr | None = None
     model_files: tuple[StrictStr, ...] | None = ()
     model_reads: tuple[StrictStr, ...] = ()
+    weights: tuple[StrictStr, ...] | None = ()
     files: Flags = ()
     room: _Room | None = None
     ports: tuple[_DerivedPorts, ...] = ()
@@ -519,6 +555,8 @@ class _File(_Part):
     counters: _Counters | None = None
     processes: _Processes | None = None
     stop: _Stop | None = None
+    parser: _Parser | None = None
+    prestart: _Prestart | None = None
     overwrites: tuple[_Overwrite, ...] = ()
     detect: Regexes = ()
     starts: Regexes = ()

@@ -94,7 +94,8 @@ def test_a_gate_that_is_given_up_ends_who_waits_before_its_first_line(gate: Gate
 
 
 def test_a_run_that_is_killed_leaves_nobody_at_the_gate(tmp_path: Path) -> None:
-    make = "import sys; from lamplighter.node.keeper.gate import Gate; g = Gate(sys.argv[1], []); print(flush=True); input()"
+    gate = "from lamplighter.node.keeper.gate import Gate; gate = Gate(sys.argv[1], [])"
+    make = f"import sys; {gate}; print(flush=True); input()"
     run = subprocess.Popen(
         [sys.executable, "-c", make, str(tmp_path / "gate")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -102,7 +103,7 @@ def test_a_run_that_is_killed_leaves_nobody_at_the_gate(tmp_path: Path) -> None:
     run.stdout.readline()
     launcher = Launcher(tmp_path, sys.executable, str(tmp_path / "gate"))
     try:
-        eventually(lambda: (tmp_path / "gate.reached").exists())
+        eventually((tmp_path / "gate.reached").exists)
         assert launcher.process.poll() is None
         run.kill()
         said, _ = launcher.process.communicate(timeout=60)

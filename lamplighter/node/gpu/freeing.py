@@ -46,11 +46,13 @@ def await_freed(
     uuids: tuple[str, ...],
     ours: Callable[[gpus.Sample], Collection[int]],
     tell: Callable[..., None],
+    spared: Callable[[], Collection[int]] = frozenset,
 ) -> Freed | NotFreed:
     """Sample until every GPU of ``uuids`` is FREED, somebody else holds one, or nothing moves any more.
 
     ``ours`` returns our pids that still run, by a sample and by what it sees itself: they are waited for, however free
-    the memory looks. A sample costs two calls of nvidia-smi, 20 to 35 ms each (190 ms while memory is torn down).
+    the memory looks. ``spared`` may have the devices open, and no memory. A sample costs two calls of nvidia-smi, 20 to
+    35 ms each (190 ms while memory is torn down).
     """
     baseline = read_baseline(home)
     watch = gpus.FreedWatch()
@@ -65,7 +67,7 @@ def await_freed(
         scanned = ""
         if verdict.word in (gpus.FREED, gpus.NO_HOLDERS):
             scan = gpus.device_holders()
-            foreign = tuple(holders.open_devices(scan, sample, uuids, mine, plan.allow))
+            foreign = tuple(holders.open_devices(scan, sample, uuids, {*mine, *spared()}, plan.allow))
             scanned = f"; {scan.gap}" if scan.gap else ""
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)

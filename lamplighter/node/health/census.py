@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Iterable, Mapping, Optional
+from typing import Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import events
 from lamplighter.node.gpu import gpus, holders
@@ -21,8 +21,9 @@ def find_claims(
     uuids: tuple[str, ...],
     host: str,
     sample: Optional[gpus.Sample] = None,
+    spared: Collection[int] = (),
 ) -> list[ownership.Claim]:
-    """Return every process that matters to this server, judged: ours, stale, listed or foreign.
+    """Return every process that matters to this server, but for ``spared``, judged: ours, stale, listed or foreign.
 
     A look costs two calls of nvidia-smi, unless there is a fresh ``sample``, and a walk through /proc.
     """
@@ -41,6 +42,7 @@ def find_claims(
     if any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
         found = [_spare_sibling(claim, siblings, host) for claim in found]
+    found = [claim for claim in found if claim.process.pid not in spared]
     return restarters.list_by_place(found, () if plan.stale.policy == "report" else plan.stale.kill)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import Collection, Mapping
+from typing import Collection, Mapping, Optional
 
 from lamplighter.node.events import Exit
 from lamplighter.node.health import drift
@@ -141,6 +141,15 @@ def _interpreter(run: Run, staged: Staged, environ: Mapping[str, str]) -> list[s
     except startup.NoPython as reason:
         run.progress(f"the command line does not tell which Python runs ({reason}): {plan.python} stands for it")
         return [plan.python]
+
+
+def known_interpreter(staged: Staged) -> Optional[list[str]]:
+    """Return the words that start the server's Python, None where its command line does not tell."""
+    try:
+        path = launch_path(staged.release.launch_script, launcher.bare_environment())
+        return startup.interpreter_of(staged.plan.argv, path, staged.plan.python)
+    except startup.NoPython:
+        return None
 
 
 def launch_path(launch_script: str, environ: Mapping[str, str]) -> str:

@@ -9,13 +9,14 @@ import time
 from typing import Any, Optional
 
 from lamplighter.node.events import Exit
-from lamplighter.node.gpu import choice, freeing, gpus
+from lamplighter.node.gpu import choice, freeing, gpus, holders
 from lamplighter.node.health import census
 from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, stop, systemd
+from lamplighter.node.keeper.early import Waiting
 from lamplighter.node.layout import LaunchFiles
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import adoption, checks
-from lamplighter.node.stages.values import Allocation, Former, Staged, Started
+from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
 from lamplighter.node.system import files, http, ports, processes
 from lamplighter.node.worker import Run, Skipped, StageFailure
 
@@ -31,8 +32,8 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     began, plan = time.time(), allocation.plan
     claimed = _claims(run, allocation)
     stopping = [claim for claim in claimed if claim.may_be_stopped]
-    if not stopping and not _is_unit_up(run):
-        launcher.clear(run.home)
+    if not stopping and not systemd.is_up(run.home, allocation.spared_unit):
+        launcher.clear(run.home, allocation.spared_unit)
         _clear_leftovers(run, leftovers.Holdings(), began)  # of a server that was killed, or died by itself
         return Skipped("nothing of ours is running")
     for claim in stopping:
@@ -54,7 +55,7 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     run.touch()
     if former.successor is None:
         former.was_ours = any(claim.kind == ownership.OURS for claim in stopping)
-    grace = _stop_supervisors(run, plan, kept, former)
+    grace = _stop_supervisors(run, allocation, kept, former)
     manner = stop.Manner(getattr(signal, "SIG" + look.get("signal", "TERM")), grace)
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run, allocation) if claim.may_be_stopped], manner, run.progress
@@ -79,7 +80,9 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     gone_at = time.time()
     if was_up:
         _note_stopped(run)
-    launcher.stop_unit(run.home, 1.0, run.progress)  # it is down by now, and an uncommitted one is to go
+    launcher.stop_unit(
+        run.home, 1.0, run.progress, allocation.spared_unit
+    )  # it is down by now, and an uncommitted one is to go
     _tell_newcomers(run, allocation, claimed, began, former)
     _clear_leftovers(run, had, gone_at)
     return None
@@ -129,11 +132,6 @@ def _refuse_unfit_gpus(run: Run, allocation: Allocation) -> None:
             raise checks.refusal(finding)
 
 
-def _is_unit_up(run: Run) -> bool:
-    """Tell whether a unit of ours runs, or waits to be restarted, in which case there is no process of it."""
-    return systemd.is_up(run.home)
-
-
 def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
     """Refuse to stop what somebody may start again, who cannot be stopped first."""
     for restarter in kept:
@@ -147,14 +145,14 @@ def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
             )
 
 
-def _stop_supervisors(run: Run, plan: Plan, kept: list[restarters.Restarter], former: Former) -> float:
+def _stop_supervisors(run: Run, allocation: Allocation, kept: list[restarters.Restarter], former: Former) -> float:
     """Stop who would restart what is stopped; return the seconds that are left until KILL.
 
     Raises StageFailure where one goes on: what it keeps would only come back.
     """
     began = time.monotonic()
-    seconds = plan.timeouts.stop
-    is_down = launcher.stop_unit(run.home, seconds, run.progress)
+    seconds = allocation.plan.timeouts.stop
+    is_down = launcher.stop_unit(run.home, seconds, run.progress, allocation.spared_unit)
     for restarter in kept:
         if restarter.left:
             former.may_return.append(restarter.name)
@@ -233,7 +231,9 @@ def give_back(run: Run, plan: Plan, former: Former) -> Optional[GivenBack]:
 
 
 def _claims(run: Run, allocation: Allocation, sample: Optional[gpus.Sample] = None) -> list[ownership.Claim]:
-    return census.find_claims(allocation.plan, run.home, allocation.uuids, run.request["host"], sample)
+    return census.find_claims(
+        allocation.plan, run.home, allocation.uuids, run.request["host"], sample, allocation.spared
+    )
 
 
 def wait_until_freed(run: Run, allocation: Allocation) -> Optional[Skipped]:
@@ -242,7 +242,12 @@ def wait_until_freed(run: Run, allocation: Allocation) -> Optional[Skipped]:
     if not plan.uses_gpus:
         return Skipped("gpus: [] - the server uses no GPU")
     found = freeing.await_freed(
-        plan, run.home, allocation.uuids, lambda sample: _stoppable_pids(run, allocation, sample), run.progress
+        plan,
+        run.home,
+        allocation.uuids,
+        lambda sample: _stoppable_pids(run, allocation, sample),
+        run.progress,
+        lambda: allocation.spared,
     )
     if isinstance(found, freeing.NotFreed):
         holders = processes.describe_pids(found.holders)
@@ -267,7 +272,26 @@ def _how_to_free(plan: Plan, found: freeing.NotFreed) -> str:
 
 def _stoppable_pids(run: Run, allocation: Allocation, sample: gpus.Sample) -> set[int]:
     run.heed()
+    if isinstance(allocation, Prestarted) and allocation.waiting is not None:
+        why = gpu_touched_by(allocation.waiting, sample)
+        if why:
+            give_up(run, allocation.waiting, why)
     return {claim.process.pid for claim in _claims(run, allocation, sample) if claim.may_be_stopped}
+
+
+def gpu_touched_by(waiting: Waiting, sample: gpus.Sample) -> str:
+    """Say that what waits holds memory of a GPU, by what nvidia-smi lists; "" where it does not.
+
+    facts: a launcher that has imported CUDA libraries may have the devices open, and holds no memory.
+    """
+    held = sorted(holders.holders_by_gpu(sample).keys() & waiting.pids())
+    return f"pid {held[0]} of it holds GPU memory" if held else ""
+
+
+def give_up(run: Run, waiting: Waiting, why: str) -> None:
+    """End what waits, and say that a plain start follows."""
+    waiting.dismiss(run.progress)
+    run.progress(f"the launcher that waited is given up, and a plain start follows: {why}")
 
 
 def start(run: Run, staged: Staged, launch: LaunchFiles, former: Former) -> Started:
@@ -275,24 +299,13 @@ def start(run: Run, staged: Staged, launch: LaunchFiles, former: Former) -> Star
     claims = _claims(run, staged)
     _refuse_intruders([claim for claim in claims if processes.is_alive(claim.process.identity)], Exit.NOT_FREED)
     run.touch()
-    files.make_directory(run.directory.records)
-    plan = staged.plan
-    order = launcher.Order(
-        server=plan.name,
-        release=staged.release,
-        launch=launch,
-        records=run.directory.records,
-        runner=run.runner,
-        run_id=run.directory.run_id,
-        stop_signal=(plan.engine.get("stop") or {}).get("signal", "TERM"),
-        stop_seconds=plan.timeouts.stop,
-    )
+    order = order_of(run, staged, launch)
     try:
-        launched = launcher.launch(plan.launcher, order, run.home)
+        launched = _let_go(run, staged) or launcher.launch(staged.plan.launcher, order, run.home)
     except (launcher.LaunchFailed, OSError) as error:
         raise StageFailure(Exit.CRASHED, f"the launcher failed: {error}", cause="launcher") from error
     record = _record_of(run, staged, launched, launched.launch or launch)
-    former.successor = started = Started(plan, staged.uuids, staged.release, order, launched, record)
+    former.successor = started = Started(staged.plan, staged.uuids, staged.release, order, launched, record)
     files.write_json(run.home.record, record)
     main = launched.main
     under = f" under {launched.unit.name}" if launched.unit else ""
@@ -300,6 +313,36 @@ def start(run: Run, staged: Staged, launch: LaunchFiles, former: Former) -> Star
     if launched.unit is not None:
         _tell_low_limits(run, main.pid)
     return started
+
+
+def order_of(run: Run, staged: Staged, launch: LaunchFiles) -> launcher.Order:
+    """Return what the launcher is told of one launch, for which its directory of records is made."""
+    files.make_directory(run.directory.records)
+    return launcher.Order(
+        server=staged.plan.name,
+        release=staged.release,
+        launch=launch,
+        records=run.directory.records,
+        runner=run.runner,
+        run_id=run.directory.run_id,
+        stop_signal=(staged.plan.engine.get("stop") or {}).get("signal", "TERM"),
+        stop_seconds=staged.plan.timeouts.stop,
+    )
+
+
+def _let_go(run: Run, staged: Staged) -> Optional[launcher.Launched]:
+    """Let the launcher begin that waits, if one does; None where a plain start is to follow."""
+    waiting = staged.waiting if isinstance(staged, Prestarted) else None
+    if waiting is None or waiting.is_over:
+        return None
+    if not waiting.is_alive:
+        give_up(run, waiting, f"it died ({waiting.ending()})")
+        return None
+    try:
+        return waiting.open()
+    except OSError as error:
+        give_up(run, waiting, str(error))
+        return None
 
 
 def _record_of(run: Run, staged: Staged, launched: launcher.Launched, launch: LaunchFiles) -> dict[str, Any]:

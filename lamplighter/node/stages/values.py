@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping, Optional
 
+from lamplighter.node.keeper.early import Waiting
 from lamplighter.node.keeper.launched import Launched, Order
 from lamplighter.node.keeper.restarters import Restarter
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
 from lamplighter.node.plan import Plan
+from lamplighter.node.system.processes import Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +20,36 @@ class Allocation:
     plan: Plan
     uuids: tuple[str, ...]
 
+    @property
+    def spared(self) -> frozenset[int]:
+        """Return the pids that are neither stopped nor in the way."""
+        return frozenset()
+
+    @property
+    def spared_unit(self) -> Optional[Unit]:
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Staged(Allocation):
     """What is to be started: its release lies on the node."""
 
     release: ReleaseDirectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Prestarted(Staged):
+    """What is to be started, with its launcher, if that waits for its turn already."""
+
+    waiting: Optional[Waiting]
+
+    @property
+    def spared(self) -> frozenset[int]:
+        return self.waiting.pids() if self.waiting is not None else frozenset()
+
+    @property
+    def spared_unit(self) -> Optional[Unit]:
+        return self.waiting.unit if self.waiting is not None else None
 
 
 @dataclasses.dataclass(frozen=True)

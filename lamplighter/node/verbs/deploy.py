@@ -18,8 +18,8 @@ from lamplighter.node.health.serving import Serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import checks, environment, locks, ready, releases, repair, swap
-from lamplighter.node.stages.values import Allocation, Former, Staged, Started
+from lamplighter.node.stages import checks, environment, locks, prestart, ready, releases, repair, swap
+from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
 from lamplighter.node.system import lock
 from lamplighter.node.worker import Run, Skipped, StageFailure
 
@@ -114,6 +114,8 @@ class Replacement:
             self.replace(staged)
         except StageFailure as failure:
             self.failure = failure
+            if isinstance(self.staged, Prestarted) and self.staged.waiting is not None:
+                self.staged.waiting.dismiss(run.progress)
             if self.staged is not None and run.touched:
                 self._roll_back(failure, self.staged)
             else:
@@ -157,6 +159,8 @@ class Replacement:
     def replace(self, staged: Staged) -> None:
         """Stop the old server and start the new one in its place."""
         perform, launch = self.run.perform, self.run.directory.launch("new")
+        prestarted = perform("prestart", prestart.prepare, staged, launch)
+        self.staged = staged = staged if isinstance(prestarted, Skipped) else prestarted
         perform("stop", swap.stop_old, staged, self.former)
         perform("free", swap.wait_until_freed, staged)
         started = perform("start", swap.start, staged, launch, self.former)

@@ -1,0 +1,134 @@
+"""The weights of a model, read into the page cache before they are asked for.
+
+The server that serves is not to notice: no more is read than fits beside its own weights into the memory that the node
+can spare, and not faster than ``RATE``. Reads only. facts: of the H200 machine's disk, 1.3 GiB/s cold against 6.3 GiB/s
+from the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+from lamplighter.node.system import memory
+
+#: Bytes a second at most: a share of a fast disk, so that others get theirs.
+RATE = 1 << 30
+PIECE = 8 << 20
+#: A page is asked for here and there: what loads or drops weights does so in large pieces.
+SAMPLE = 4 << 20
+#: Of what is available so much stays untouched, for whatever the servers and others ask for meanwhile.
+SPARE_SHARE, SPARE_BYTES = 0.1, 2 << 30
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The files of a model, with their sizes, and how many of their bytes the page cache has (estimated by samples)."""
+
+    files: Tuple[Tuple[str, int], ...]
+    cached: int
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.files)
+
+    @property
+    def missing(self) -> int:
+        return max(0, self.size - self.cached)
+
+
+def look(model: str, patterns: Sequence[str]) -> Weights:
+    """Find the weights of a model on this node: a directory's files of these names, or a file. None: no such path."""
+    path = os.path.expanduser(model)
+    names = [path] if os.path.isfile(path) else []
+    if os.path.isdir(path):
+        found = (name for name in sorted(os.listdir(path)) if any(fnmatch.fnmatch(name, each) for each in patterns))
+        names = [os.path.join(path, name) for name in found]
+    files: List[Tuple[str, int]] = []
+    cached = 0
+    for name in names:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        with contextlib.suppress(OSError), open(fd, "rb", buffering=0):
+            size = os.fstat(fd).st_size
+            places = range(0, size, SAMPLE)
+            hits = sum(_is_cached(fd, place) for place in places)
+            cached += size * hits // max(1, len(places))
+            files.append((name, size))
+    return Weights(tuple(files), cached)
+
+
+def _is_cached(fd: int, place: int) -> bool:
+    """Tell whether a page can be had without the disk; where the file system cannot say, it is not."""
+    try:
+        return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return False
+        raise
+
+
+def room_beside(serving: int) -> int:
+    """Return how many bytes may be read without pushing out ``serving`` bytes that the page cache has for a server."""
+    available = memory.available_bytes() or 0
+    return max(0, available - serving - max(SPARE_BYTES, int(available * SPARE_SHARE)))
+
+
+class ReadAhead:
+    """Reads what the page cache does not have of ``weights``, up to ``room`` bytes, in a thread of its own."""
+
+    def __init__(self, weights: Weights, room: int) -> None:
+        self.weights = weights
+        self.wanted = min(weights.missing, room)
+        self.read = 0
+        self.seconds = 0.0
+        self.trouble = ""
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="read-ahead", daemon=True)
+        self._began = time.monotonic()
+        self._thread.start()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def seconds_left(self) -> Optional[float]:
+        """Return an estimate by the rate so far; None before there is one."""
+        spent = time.monotonic() - self._began
+        return (self.wanted - self.read) * spent / self.read if self.read and spent > 1 else None
+
+    def close(self) -> None:
+        """End it, at the latest after the piece that it reads: a disk that hangs is not waited for."""
+        self._is_over.set()
+        self._thread.join(1.0)
+
+    def _work(self) -> None:
+        try:
+            for name, size in self.weights.files:
+                self._take(name, size)
+        except OSError as error:  # whoever loads the model will say so, too
+            self.trouble = f"{error.filename or 'a weight file'}: {error.strerror}"
+        self.seconds = time.monotonic() - self._began
+
+    def _take(self, name: str, size: int) -> None:
+        piece = bytearray(PIECE)
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for place in range(0, size, PIECE):
+                if self._is_over.is_set() or self.read >= self.wanted:
+                    return
+                if not _is_cached(fd, place):
+                    self.read += os.preadv(fd, [piece], place)
+                    ahead = self.read / RATE - (time.monotonic() - self._began)
+                    self._is_over.wait(max(0.0, ahead))
+        finally:
+            os.close(fd)
