@@ -338,6 +338,12 @@ class Timeouts(_Frozen):
     stall: Annotated[float | Literal["by phase"], BeforeValidator(_stall)] = "by phase"
 
 
+class Stop(_Frozen):
+    """``drain``: seconds to wait until the engine counts no request, then it is ended at once; None: it ends itself."""
+
+    drain: Seconds | None = None
+
+
 @dataclass(frozen=True)
 class _Treatment:
     """Marks a setting of how lamplighter treats a server: it reaches the node, and a change of it restarts nothing."""
@@ -378,6 +384,7 @@ class Server(_Frozen):
     launcher: Literal["auto", "systemd", "detached"] = "auto"
     stale: Annotated[Stale, TREATED] = Stale()
     timeouts: Annotated[Timeouts, TREATED] = Timeouts()
+    stop: Annotated[Stop, TREATED] = Stop()
     keep_releases: Annotated[int, _whole(1, 1000), TREATED] = 5
     gpus_unified: Annotated[Literal["refuse", "accept"], TREATED] = "refuse"
     on_confirm_failure: Annotated[Literal["keep", "rollback"], TREATED] = "keep"

@@ -43,6 +43,13 @@ class GpuWarnings:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stop:
+    """``drain``: seconds to wait until the engine counts no request, then it is ended at once; None: it ends itself."""
+
+    drain: Optional[float] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Timeouts:
     """Seconds. ``stop``: from TERM to KILL; ``free``: cap of the wait for FREED; ``ready``: cap of the start."""
 
@@ -87,6 +94,7 @@ class Plan:
     nccl_proof: bool = False
     tls: str = "none"
     gpu_warnings: GpuWarnings = GpuWarnings()
+    stop: Stop = Stop()
     parser: str = "auto"
     prestart: str = "auto"
     prefetch: str = "auto"

@@ -384,6 +384,7 @@ class _Refusals(_Part):
 class _Counters(_Part):
     path: StrictStr
     tokens: Regex
+    requests: Regexes = ()
     lines: Regex | None = None
 
 

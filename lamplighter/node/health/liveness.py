@@ -9,15 +9,13 @@ import re
 import time
 from typing import Any, List, Mapping, Optional
 
+from lamplighter.node.health import counters
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.start import probe
-from lamplighter.node.system import http, ports, processes
+from lamplighter.node.system import processes
 from lamplighter.node.system.processes import Process
-
-COUNTERS_SECONDS = 5.0
-
 
 #: A process that is stopped, or waits in the kernel, for so long does not do so by the way.
 STUCK_SECONDS = 2.0
@@ -75,11 +73,11 @@ class _Work:
 
     def __init__(self, plan: Plan, key: Optional[str], log: str) -> None:
         self._plan, self._key, self._log = plan, key, log
-        self._tokens = _tokens_so_far(plan, key)
+        self._tokens = counters.tokens_so_far(plan, key)
         self._size = self._size_of_log()
 
     def goes_on(self) -> bool:
-        tokens = _tokens_so_far(self._plan, self._key)
+        tokens = counters.tokens_so_far(self._plan, self._key)
         return (self._tokens is not None and tokens is not None and tokens > self._tokens) or self._is_written()
 
     def _is_written(self) -> bool:
@@ -149,27 +147,6 @@ def _trouble_with(process: Process) -> str:
             return STUCK[now.state]
         time.sleep(0.1)
         now = processes.read_process(process.pid)
-
-
-def _tokens_so_far(plan: Plan, key: Optional[str]) -> Optional[float]:
-    """Return the sum of the engine's counters of tokens; None where it does not tell."""
-    rule = plan.engine.get("counters")
-    reply = _get(plan, rule["path"], COUNTERS_SECONDS, key) if rule else None
-    if rule is None or reply is None or reply.status != 200:
-        return None
-    found = [line.rpartition(" ")[2] for line in reply.text.splitlines() if re.search(rule["tokens"], line)]
-    try:
-        return sum(map(float, found)) if found else None
-    except ValueError:
-        return None
-
-
-def _get(plan: Plan, path: str, timeout: float, key: Optional[str]) -> Optional[http.Reply]:
-    host = ports.probe_host(plan.host)
-    try:
-        return http.request("GET", host, plan.port, path, timeout=timeout, api_key=key, tls=plan.tls)
-    except http.HttpFailed:
-        return None
 
 
 def age_of(home: ServerHome) -> Optional[float]:

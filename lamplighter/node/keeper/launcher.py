@@ -115,13 +115,22 @@ def commit(order: Order, home: ServerHome, launched: Launched) -> None:
         systemd.forget(home)
 
 
-def stop_unit(home: ServerHome, seconds: float, tell: Callable[[str], None], sparing: Optional[Unit] = None) -> bool:
+def stop_unit(
+    home: ServerHome,
+    seconds: float,
+    tell: Callable[[str], None],
+    sparing: Optional[Unit] = None,
+    *,
+    at_once: bool = False,
+) -> bool:
     """Stop the server's units, if it has any, and drop uncommitted ones; tell whether all were down in time.
 
-    ``sparing`` is the unit of a launch that waits for its turn: it goes on.
+    ``sparing`` is the unit of a launch that waits for its turn: it goes on. ``at_once``: by KILL.
     """
     deadline = time.monotonic() + seconds
-    stopped = [systemd.stop(unit, deadline - time.monotonic(), tell) for unit in systemd.units(home, sparing)]
+    stopped = [
+        systemd.stop(unit, deadline - time.monotonic(), tell, at_once=at_once) for unit in systemd.units(home, sparing)
+    ]
     systemd.clear(home, sparing)
     return all(stopped)
 

@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Manner:
-    """How a kind of server wants to be ended: the first signal, to all of its processes, and seconds until KILL."""
+    """How a server is to be ended: the first signal, to all of its processes, and seconds until KILL; 0: KILL alone."""
 
     signal: int
     grace: float
@@ -74,7 +74,7 @@ def stop(find: Callable[[], Iterable[Process]], manner: Manner, tell: Callable[[
                 send(process.identity, manner.signal)
         time.sleep(POLL_SECONDS)
     living = ending.living()
-    if living:
+    if living and manner.grace:
         names = ", ".join(f"{process.pid} ({process.title})" for process in living)
         tell(f"alive {manner.grace:.0f} s after {signal.Signals(manner.signal).name}: {names}; sending KILL")
     return _kill(ending)

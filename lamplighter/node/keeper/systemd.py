@@ -902,8 +902,11 @@ def members(unit: Unit, table: Mapping[int, processes.Process]) -> list[processe
     return [process for process in table.values() if processes.unit_of(process) in names]
 
 
-def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
-    """Stop a unit through its manager, so that nothing restarts it; tell whether it was down within ``seconds``."""
+def stop(unit: Unit, seconds: float, tell: Callable[[str], None], *, at_once: bool = False) -> bool:
+    """Stop a unit through its manager, so that nothing restarts it; tell whether it was down within ``seconds``.
+
+    ``at_once``: its processes are killed as soon as the manager knows that it is to stop.
+    """
     state = look(unit)
     if state is None or (state.is_down and state.main is None):
         return True
@@ -914,6 +917,8 @@ def stop(unit: Unit, seconds: float, tell: Callable[[str], None]) -> bool:
     if not answer.ok:
         tell(f"systemctl stop {unit.name}: {_last_line(answer.stderr)}")
         return False
+    if at_once:
+        manager.call("kill", "--signal=SIGKILL", unit.name)
     deadline = time.monotonic() + seconds
     while True:
         state = look(unit)

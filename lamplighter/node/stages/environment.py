@@ -10,7 +10,7 @@ from typing import Collection, Mapping, Optional
 from lamplighter.node.events import Exit
 from lamplighter.node.health import drift
 from lamplighter.node.keeper import launcher
-from lamplighter.node.stages.ready import see_it_live
+from lamplighter.node.stages.ready import answer_again, see_it_live
 from lamplighter.node.stages.values import Staged, Started
 from lamplighter.node.start import startup
 from lamplighter.node.system import disks, lock, processes
@@ -82,11 +82,12 @@ def _how_to_fix(run: Run, staged: Staged) -> str:
 
 
 def confirm(run: Run, started: Started) -> None:
-    """Look into every live worker: does each carry the variables, as far as the kernel lets us read it?
+    """Have it answer a second time, and look into every live worker: does each carry the variables, as far as is seen?
 
     What is found wrong fails the stage, and so does a server that has died since it answered; what cannot be read is a
     warning.
     """
+    answer_again(run, started)
     plan, main = started.plan, started.launched.main
     members = launcher.members(started.launched, processes.processes())
     proof = live.prove_live(

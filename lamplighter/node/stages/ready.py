@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Callable, Sequence
 
 from lamplighter.node.events import Exit
+from lamplighter.node.health import counters
 from lamplighter.node.log import causes
 from lamplighter.node.stages.values import Started
 from lamplighter.node.start import eta, ground, readiness
-from lamplighter.node.start.probe import find_api_key
+from lamplighter.node.start.probe import Asker, ask, find_api_key
 from lamplighter.node.start.readiness import NotReady, Ready
 from lamplighter.node.system import ports, processes
 from lamplighter.node.worker import Run, StageFailure
+
+#: The second question: so many tokens, within so many seconds.
+AGAIN_TOKENS = 16
+AGAIN_SECONDS = 60.0
+AGAIN_POLL_SECONDS = 0.02
 
 
 def wait_until_ready(run: Run, started: Started) -> Ready:
@@ -31,6 +38,39 @@ def wait_until_ready(run: Run, started: Started) -> Ready:
     )
     _warn(run, verdict, eta.shrunk(starts, command, verdict.measures))
     return verdict
+
+
+def answer_again(run: Run, started: Started) -> None:
+    """Ask for some more tokens than the first one that made it ready. Raises StageFailure where they do not come.
+
+    A server that is only too busy for us is well as long as its counters of tokens grow. facts: with a draft model that
+    did not fit, SGLang gave the first token and then none any more.
+    """
+    plan, key = started.plan, find_api_key(started.plan, started.release)
+    before = counters.tokens_so_far(plan, key)
+    asker = Asker(lambda: ask(plan, key, AGAIN_SECONDS, knows_model=True, tokens=AGAIN_TOKENS), 0.5, 1.0)
+    deadline = time.monotonic() + AGAIN_SECONDS
+    try:
+        while time.monotonic() < deadline and processes.is_alive(started.launched.main):
+            asker.ask()
+            run.heed()
+            if asker.poll() and asker.last.ok:
+                return
+            time.sleep(AGAIN_POLL_SECONDS)
+    finally:
+        asker.close()
+    see_it_live(run, started)
+    now = counters.tokens_so_far(plan, key)
+    if before is not None and now is not None and now > before:
+        run.warn(f"it is too busy to answer a second question within {AGAIN_SECONDS:.0f} s", "see who asks it")
+        return
+    raise StageFailure(
+        Exit.NOT_READY,
+        f"{plan.served_name} answered one question on port {plan.port}, and no second one",
+        cause="silent",
+        evidence=asker.last.trouble or f"no answer to {AGAIN_TOKENS} tokens within {AGAIN_SECONDS:.0f} s",
+        hint=f"`{run.invocation('logs', '--run', run.directory.run_id)}` shows its log",
+    )
 
 
 def see_it_live(run: Run, started: Started) -> None:

@@ -10,18 +10,20 @@ from typing import Any, Optional
 
 from lamplighter.node.events import Exit
 from lamplighter.node.gpu import choice, freeing, gpus, holders
-from lamplighter.node.health import census
+from lamplighter.node.health import census, counters
 from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, stop, systemd
 from lamplighter.node.keeper.early import Waiting
 from lamplighter.node.layout import LaunchFiles
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import adoption, checks
 from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
+from lamplighter.node.start.probe import find_api_key
 from lamplighter.node.system import files, http, ports, processes
 from lamplighter.node.worker import Run, Skipped, StageFailure
 
 #: What a large server needs, soft limits: bytes of pinned memory, open files. Less is a warning.
 LIMITS = {"locked memory": float("inf"), "open files": 65536.0}
+DRAIN_POLL_SECONDS = 0.25
 
 
 def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipped]:
@@ -49,14 +51,15 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     adoption.adopt_old(run, plan, claimed)
     if former.successor is None and http.is_answering(plan.host, plan.port):
         former.answered_at = time.time()
-    look = plan.engine.get("stop") or {}
     was_up = _is_recorded_up(run)
+    is_idle = _is_drained(run, plan) if any(claim.kind == ownership.OURS for claim in claimed) else False
     had = leftovers.observe({claim.process.pid for claim in stopping})
     run.touch()
     if former.successor is None:
         former.was_ours = any(claim.kind == ownership.OURS for claim in stopping)
-    grace = _stop_supervisors(run, allocation, kept, former)
-    manner = stop.Manner(getattr(signal, "SIG" + look.get("signal", "TERM")), grace)
+    grace = _stop_supervisors(run, allocation, kept, former, at_once=is_idle)
+    first = (plan.engine.get("stop") or {}).get("signal", "TERM")
+    manner = stop.Manner(signal.SIGKILL, 0.0) if is_idle else stop.Manner(getattr(signal, f"SIG{first}"), grace)
     survivors = stop.stop(
         lambda: [claim.process for claim in _claims(run, allocation) if claim.may_be_stopped], manner, run.progress
     )
@@ -86,6 +89,35 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     _tell_newcomers(run, allocation, claimed, began, former)
     _clear_leftovers(run, had, gone_at)
     return None
+
+
+def _is_drained(run: Run, wanted: Plan) -> bool:
+    """Wait until the server that runs counts no request; tell whether that is so. Nothing is stopped here.
+
+    Only with ``stop.drain``, and while an engine has counters: else it is left to end by itself.
+    """
+    seconds = wanted.stop.drain
+    record = launcher.read_record(run.home) or {}
+    release = run.home.release(record["release"]) if record.get("ready") else None
+    serving = release.read_plan() if release is not None else None
+    if seconds is None or serving is None:
+        return False
+    key, began, told = find_api_key(serving, release), time.monotonic(), ""
+    while True:
+        count = counters.requests_at_work(serving, key)
+        if count == 0:
+            run.progress("no request runs or waits: the old server is ended at once")
+            return True
+        spent = time.monotonic() - began
+        if count is None or spent >= seconds:
+            why = "its engine does not count them" if count is None else f"{count:.0f} left after {spent:.0f} s"
+            run.progress(f"the old server ends by itself: requests may still run ({why})")
+            return False
+        if told != f"{count:.0f}":
+            told = f"{count:.0f}"
+            run.progress(f"waiting for {told} requests to end, {seconds:.0f} s at most")
+        run.heed()
+        time.sleep(DRAIN_POLL_SECONDS)
 
 
 def _is_recorded_up(run: Run) -> bool:
@@ -145,14 +177,16 @@ def _refuse_restarters(run: Run, kept: list[restarters.Restarter]) -> None:
             )
 
 
-def _stop_supervisors(run: Run, allocation: Allocation, kept: list[restarters.Restarter], former: Former) -> float:
+def _stop_supervisors(
+    run: Run, allocation: Allocation, kept: list[restarters.Restarter], former: Former, *, at_once: bool
+) -> float:
     """Stop who would restart what is stopped; return the seconds that are left until KILL.
 
     Raises StageFailure where one goes on: what it keeps would only come back.
     """
     began = time.monotonic()
     seconds = allocation.plan.timeouts.stop
-    is_down = launcher.stop_unit(run.home, seconds, run.progress, allocation.spared_unit)
+    is_down = launcher.stop_unit(run.home, seconds, run.progress, allocation.spared_unit, at_once=at_once)
     for restarter in kept:
         if restarter.left:
             former.may_return.append(restarter.name)

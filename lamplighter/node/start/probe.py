@@ -125,8 +125,8 @@ class Answer:
     at: float = 0.0
 
 
-def ask(plan: Plan, api_key: Optional[str], timeout: float, *, knows_model: bool = False) -> Answer:
-    """Ask the server on the port for its model (unless that is known) and for one token; the rule is the engine's."""
+def ask(plan: Plan, api_key: Optional[str], timeout: float, *, knows_model: bool = False, tokens: int = 1) -> Answer:
+    """Ask the server on the port for its model (unless that is known) and for tokens; the rule is the engine's."""
     engine, host = plan.engine, ports.probe_host(plan.host)
     server = {"served_name": plan.served_name, "model": plan.model}
     by_reply = (engine.get("identity") or {}).get("source") == "reply"
@@ -140,7 +140,9 @@ def ask(plan: Plan, api_key: Optional[str], timeout: float, *, knows_model: bool
                 is_refused = reply.status == 401
                 return Answer(False, match.message, is_wrong_model=is_other, is_refused=is_refused, refusal=refusal)
             knows_model = True
-        generation = http.generate(engine, host, plan.port, plan.served_name, timeout, api_key=api_key, tls=plan.tls)
+        generation = http.generate(
+            engine, host, plan.port, plan.served_name, timeout, api_key=api_key, tls=plan.tls, tokens=tokens
+        )
     except http.HttpFailed as failed:
         if plan.tls == "none" and failed.kind in (http.CUT, http.NOT_HTTP) and http.talks_tls(host, plan.port, 2.0):
             return Answer(False, f"{failed.reason}: it talks HTTPS", is_other_tls=True)

@@ -331,18 +331,19 @@ def generate(
     *,
     api_key: Optional[str] = None,
     tls: str = "none",
+    tokens: int = 1,
 ) -> Generation:
     """Let the server generate one token; the proof that its engine works. Raises HttpFailed when no answer came.
 
     The request is the engine's ``generate``: its ``body`` plus ``model`` (unless the body has one; null drops it) and
-    ``max_tokens`` 1, or, for an embedding model, a word to embed. facts: a hung engine still answers /health and
+    ``max_tokens``, or, for an embedding model, a word to embed. facts: a hung engine still answers /health and
     /v1/models with 200, but not this.
     """
     rule = _section(engine, "generate")
     is_chat, is_embedding = rule.get("kind") == "chat", rule.get("kind") == "embedding"
     usual = "/v1/chat/completions" if is_chat else "/v1/embeddings" if is_embedding else "/v1/completions"
     path = str(rule.get("path") or usual)
-    asked = {"input": prompt or "Hello"} if is_embedding else {"max_tokens": 1}
+    asked = {"input": prompt or "Hello"} if is_embedding else {"max_tokens": tokens}
     body: Dict[str, Any] = {"model": model, **asked, **(rule.get("body") or {})}
     if is_chat and (prompt is not None or "messages" not in body):
         body["messages"] = [{"role": "user", "content": prompt or "Say hello."}]
