@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from lab.arguments import PHASES
-from lamplighter.node.events import Exit
+from lamplighter.node.events import STAGES, Exit
 from tests.driver import Done, eventually
 from tests.faults import puppet
 from tests.faults.conftest import note_cell
@@ -36,8 +36,9 @@ from tests.nodes.fixtures import GPU_DIRECTORY
 from tests.nodes.park import NodePark, why_no_systemd
 
 SOAK = bool(os.environ.get("LAMPLIGHTER_SOAK"))
-STAGES = ("lock", "preflight", "stage", "prove", "stop", "free", "start", "ready", "confirm", "commit")
-BEFORE, LATE = STAGES[:5], STAGES[7:]
+#: While the launcher waits at its gate.
+WAITING = ("stop", "free", "start")
+BEFORE, LATE = STAGES[: STAGES.index("free")], STAGES[STAGES.index("ready") :]
 #: Seconds after the end at which what was said must still be so.
 LATER = 10
 
@@ -180,6 +181,58 @@ def kill_server(ground: Ground, process: Any) -> None:
     pids = [str(pid) for pid, words in ground.node.processes().items() if "lab/launch_server.py" in words]
     ground.node.exec(["kill", "-9", *pids])
     eventually(lambda: not ground.launchers())
+
+
+def waiting_launcher(ground: Ground) -> str:
+    """The pid of the launcher that waits at its gate: the kernel would take it first."""
+    pids = [str(pid) for pid, words in ground.node.processes().items() if "lab/launch_server.py" in words]
+    waiting = [pid for pid in pids if ground.node.read(f"/proc/{pid}/oom_score_adj").strip() == "1000"]
+    assert len(waiting) == 1, pids
+    return waiting[0]
+
+
+def kill_at_gate(ground: Ground, process: Any) -> None:
+    """As the kernel does it that is out of memory."""
+    pid = waiting_launcher(ground)
+    ground.node.exec(["kill", "-9", pid])
+    eventually(lambda: int(pid) not in ground.node.processes())
+
+
+def freeze_at_gate(ground: Ground, process: Any) -> None:
+    ground.node.exec(["kill", "-STOP", waiting_launcher(ground)])
+
+
+def touch_gpu_at_gate(ground: Ground, process: Any) -> None:
+    ground.python(
+        "from lab import ledger; g, p = sys.argv[1:]; "
+        "u = ledger.read_json(g + '/board.json')['gpus'][0]['uuid']; ledger.allocate(g, int(p), u, 500, 'python3')",
+        GPU_DIRECTORY, waiting_launcher(ground),
+    )  # fmt: skip
+
+
+IMPORT_ONCE = """
+import importlib.util, os, sys, sysconfig, time
+try:
+    os.remove("/root/parts/order")
+except OSError:
+    pass
+else:
+    {what}
+spec = importlib.util.spec_from_file_location("argparse", os.path.join(sysconfig.get_paths()["stdlib"], "argparse.py"))
+module = sys.modules["argparse"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+PARTS = {"env": {"PYTHONPATH": "/root/parts"}}
+
+
+def on_the_way_to_the_gate(what: str) -> Callable[[Ground, Any], None]:
+    """Have ``what`` done by the next one who imports argparse from /root/parts: the launcher, before it waits."""
+
+    def order(ground: Ground, process: Any) -> None:
+        ground.node.sh("mkdir -p /root/parts && touch /root/parts/order")
+        ground.node.write("/root/parts/argparse.py", IMPORT_ONCE.format(what=what))
+
+    return order
 
 
 def reboot(ground: Ground, process: Any) -> None:
@@ -353,7 +406,7 @@ FAULTS = (
     Fault("sshd killed", stop_sshd, always(FINE), mend=lambda ground: ground.node.start_sshd()),
     Fault("session's sshd killed", kill_sessions, always(FINE)),
     Fault("relay killed", kill_relay, always(FINE), ("prove", "stop", "ready")),
-    Fault("worker killed -9", kill_worker, KILLED, ("prove", "free", "ready", "commit")),
+    Fault("worker killed -9", kill_worker, KILLED, ("prove", "stop", "free", "ready", "commit")),
     Fault("node rebooted", reboot, always(({1}, {"none", "old", "new"})), ("prove", "free", "ready")),
     Fault(
         "disk full", fill_disk,
@@ -398,6 +451,17 @@ FAULTS = (
           few="before `free` the old server has the port, after `start` the new one"),
     Fault("clock jumps a day ahead", nothing, always(FINE), ("preflight", "free", "ready"), hold={"jump": 86400}),
     Fault("clock jumps a day back", nothing, always(FINE), ("prove", "free", "ready"), hold={"jump": -86400}),
+    *(
+        Fault(f"launcher {name} at its gate", strike, always(FINE), WAITING, WAITING)
+        for name, strike in (("killed", kill_at_gate), ("frozen", freeze_at_gate))
+    ),
+    Fault("launcher at its gate touches a GPU", touch_gpu_at_gate, always(FINE), ("stop", "free"), ("stop", "free"),
+          few="after `free` it may"),
+    *(
+        Fault(f"launcher {name} before its gate", on_the_way_to_the_gate(what), always(FINE), ("prestart",),
+              ("prestart",), new=PARTS, few=IN_THE_SERVER)
+        for name, what in (("dies", "os._exit(3)"), ("hangs", "time.sleep(100000)"))
+    ),
     Fault("new server killed", kill_server, always(BACK), LATE, LATE),
     Fault("old server frozen", freeze_server, always(FINE), ("preflight", "prove", "stop"), BEFORE),
     Fault("new server frozen", freeze_server, always(BACK), LATE, LATE, old={"timeouts": {"ready": 60}},

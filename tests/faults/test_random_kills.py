@@ -359,7 +359,8 @@ class Watched:
         for process in self._proc.glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if OURS in words and THEIRS not in words and "nsenter" not in words:
+                waits = (process / "oom_score_adj").read_text().strip() == "1000"  # at its gate: no server yet
+                if OURS in words and THEIRS not in words and "nsenter" not in words and not waits:
                     age = re.search(rb"(?:^|\0)AGE=([^\0]*)", (process / "environ").read_bytes())
                     if age is not None:
                         yield age[1].decode()

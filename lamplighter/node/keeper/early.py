@@ -45,9 +45,12 @@ class Waiting:
         """Return its unit, while it waits."""
         return None if self.is_over else self._launched.unit
 
-    @property
-    def is_alive(self) -> bool:
-        return not self.is_over and processes.is_alive(self._launched.main)
+    def trouble(self) -> str:
+        """Say why it would not begin; "" where it would."""
+        process = processes.read_process(self.pid)
+        if process is None or process.identity != self._launched.main or process.is_dead:
+            return f"it died ({read_exit(self._order.launch, 1.0) or 'exit status unknown'})"
+        return "it is stopped by a signal" if process.state in ("T", "t") else ""
 
     def reached(self) -> Optional[list[str]]:
         """Return None until it has imported all; then what could not be imported."""
@@ -59,10 +62,6 @@ class Waiting:
 
     def _members(self) -> list[Process]:
         return launcher.members(self._launched, processes.processes())
-
-    def ending(self) -> str:
-        """Say how it died."""
-        return str(read_exit(self._order.launch, 1.0) or "exit status unknown")
 
     def open(self) -> Launched:
         """Let it begin: from here on it is a server like any other. Raises OSError, and then it waits still."""

@@ -191,8 +191,9 @@ class _Work:
         return False
 
     def _why_not(self, waiting: Waiting) -> str:
-        if not waiting.is_alive:
-            return f"it died ({waiting.ending()})"
+        trouble = waiting.trouble()
+        if trouble:
+            return trouble
         limit = float((self.plan.engine.get("prestart") or {}).get("seconds") or 180)
         if not self._is_there and waiting.reached() is None and time.monotonic() - self.began > limit:
             return f"it had not come to its gate after {limit:.0f} s"

@@ -369,8 +369,9 @@ def _let_go(run: Run, staged: Staged) -> Optional[launcher.Launched]:
     waiting = staged.waiting if isinstance(staged, Prestarted) else None
     if waiting is None or waiting.is_over:
         return None
-    if not waiting.is_alive:
-        give_up(run, waiting, f"it died ({waiting.ending()})")
+    trouble = waiting.trouble()
+    if trouble:
+        give_up(run, waiting, trouble)
         return None
     try:
         return waiting.open()
