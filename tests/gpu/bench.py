@@ -267,18 +267,18 @@ def token(port: int = PORT, model: str = "tiny", timeout: float = 20) -> str | N
 
 
 class FirstToken(threading.Thread):
-    """Asks a port without pause; ``at`` is the wall clock time of the first token after ``since``."""
+    """Asks a port again and again; ``at`` is the wall clock time of the first token after ``since``."""
 
-    def __init__(self, port: int = PORT, model: str = "tiny") -> None:
+    def __init__(self, port: int = PORT, model: str = "tiny", pause: float = 0.02) -> None:
         super().__init__(daemon=True)
-        self._port, self._model = port, model
+        self._port, self._model, self._pause = port, model, pause
         self.over = threading.Event()
         self.at: float | None = None
         self.last: float | None = None
         self.was_silent = False
 
     def run(self) -> None:
-        while not self.over.wait(0.02):
+        while not self.over.wait(self._pause):
             if token(self._port, self._model, timeout=60) is None:
                 self.was_silent = True
             elif self.was_silent and self.at is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -40,6 +42,7 @@ from bench import (
 
 ORPHAN_SECONDS = 3.0
 DEADLINE = float(os.environ.get("DEADLINE", "inf"))
+HERE = Path(__file__).resolve().parent
 SLOWER = float(os.environ.get("SLOWER", "1"))
 
 
@@ -307,9 +310,9 @@ def refusals(bench: Bench) -> None:
 
 
 def unknown_flag(bench: Bench) -> None:
-    """(e) A flag that this version does not know."""
+    """(e) A flag that this version does not know, where the parser is not asked before the stop."""
     lint = {"ignore": [{"id": "L31", "reason": "what the start says of it is the question here"}]}
-    _expect_rollback(bench, {"unknown_flag"}, args={"no-such-flag": 7}, lint=lint)
+    _expect_rollback(bench, {"unknown_flag"}, args={"no-such-flag": 7}, lint=lint, parser="off")
 
 
 def memory_fraction(bench: Bench) -> None:
@@ -466,8 +469,8 @@ def transformers(bench: Bench) -> None:
     outcome = put({"no-such-flag": 7})
     report = outcome.server("hf")
     bench.check(
-        "unknown flag: exit 9, rolled back",
-        outcome.code == 9 and report.get("cause") == "unknown_flag" and token(PORT + 10, model),
+        "unknown flag: exit 3, nothing stopped",
+        outcome.code == 3 and report.get("cause") == "unknown_flag" and token(PORT + 10, model),
         f"cause {report.get('cause')}: {report.get('evidence')}; {report.get('message')}",
     )
     outcome = put({}, model="/models/is-not-there")
@@ -504,13 +507,133 @@ def two_ranks(bench: Bench) -> None:
     )
 
 
+def bad_words(bench: Bench) -> None:
+    """What the engine's own parser refuses while the old server serves: each ended in the dark before."""
+    _ensure_serving(bench)
+    broken = bench.base / "broken-model"
+    shutil.copytree(bench.machine["model"], broken, dirs_exist_ok=True)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "model_type": "nonesuch", "architectures": ["None"]}))
+    site = Path(
+        subprocess.run(
+            [bench.machine["python"], "-c", "import sglang; print(sglang.__path__[0])"],
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()
+    ).parent  # fmt: skip
+    lint = {"ignore": [{"id": "L31", "reason": "what the engine says of it is the question here"}]}
+    _expect_parsed(bench, "unknown flag", args={"no-such-flag": 7}, lint=lint)
+    _expect_parsed(bench, "a value of a wrong kind", args={"mem-fraction-static": "lots"})
+    _expect_parsed(bench, "a value out of range", args={"tp": 0})
+    _expect_parsed(bench, "wrong model config", model=str(broken))
+    for package in ("orjson", "zmq"):
+        (site / package).rename(site / f"{package}.aside")
+        try:
+            _expect_parsed(bench, f"{package} missing")
+        finally:
+            (site / f"{package}.aside").rename(site / package)
+
+
+def downtime(bench: Bench) -> None:
+    """Redeploys in turn, with all that comes before the stop and without: what the clients of the server lose."""
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {"prestart": "off", "prefetch": "off", "parser": "off"},
+        "before the stop": {"stop": {"drain": 5}},
+    }
+    _compare(bench, ways, int(os.environ.get("ROUNDS", "5")), args={"enable-metrics": True})
+
+
+def downtime_of_transformers(bench: Bench) -> None:
+    """The same for `transformers serve`, whose counters nobody knows."""
+    _stop(bench)
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {"prestart": "off", "prefetch": "off", "parser": "off"},
+        "before the stop": {},
+    }
+    base: dict[str, Any] = {
+        "engine": "transformers", "engine_version": _version_of(bench.machine["python"], "transformers"),
+        "served_name": None, "args": None,
+    }  # fmt: skip
+    _compare(bench, ways, int(os.environ.get("ROUNDS", "5")), model=bench.machine["model"], base=base)
+
+
+def cold_weights(bench: Bench) -> None:
+    """A model of 8.8 GB, its files not in the page cache: loaded with and without being read ahead."""
+    large = bench.base / "large-model"
+    if not (large / "config.json").exists():
+        words = [bench.machine["python"], str(HERE / "tiny_model.py"), str(large), "large"]
+        subprocess.run(words, check=True, timeout=200)
+    size = sum(file.stat().st_size for file in large.glob("*.safetensors"))
+    bench.note(f"{size / 1e9:.1f} GB of weights")
+    seen: dict[str, list[float]] = {"off": [], "auto": []}
+    for _ in range(int(os.environ.get("ROUNDS", "2"))):
+        for prefetch, times in seen.items():
+            bench.deploy(prefetch="off", parser="off")
+            subprocess.run(["sync"], check=True)
+            Path("/proc/sys/vm/drop_caches").write_text("1\n")
+            outcome = bench.deploy(model=str(large), prefetch=prefetch, parser="off")
+            spent = next((event["phase_seconds"] for event in outcome.events if event.get("phase_seconds")), {})
+            report = outcome.server()
+            times.append(spent.get("weights", 0.0))
+            bench.check(
+                f"prefetch {prefetch}", outcome.code == 0,
+                f"weights {spent.get('weights')} s, ready {report.get('ready_seconds')} s, downtime "
+                f"{report.get('downtime_seconds')} s, prestart {(report.get('durations') or {}).get('prestart')} s; "
+                + outcome.said("GiB of weights"),
+            )  # fmt: skip
+    off, auto = (statistics.median(times) for times in seen.values())
+    bench.check("reading ahead pays", auto < off, f"weights: median {off:.1f} s without, {auto:.1f} s with")
+
+
+def _compare(bench: Bench, ways: dict[str, dict[str, Any]], rounds: int, model: str = "tiny", **server: Any) -> None:
+    """Redeploy in turn in each way; a row for each, and the medians."""
+    base = server.pop("base", {})
+    wanted = {name: value for name, value in {**bench.server(**base), **server}.items() if value is not None}
+    wanted["args"] = {**(wanted.get("args") or {}), **server.get("args", {})}
+    seen: dict[str, list[float]] = {name: [] for name in ways}
+    bench.write_inventory(**{SERVER: wanted})
+    bench.inv("deploy")
+    for _ in range(rounds):
+        for name, settings in ways.items():
+            bench.write_inventory(**{SERVER: {**wanted, **settings}})
+            first = FirstToken(model=model, pause=0.25)  # it is idle now and then
+            first.start()
+            outcome = bench.inv("deploy")
+            first.over.set()
+            first.join(70)
+            report = outcome.server()
+            real = None if not (first.at and first.last) else first.at - first.last
+            stages = {key: value for key, value in (report.get("durations") or {}).items() if value >= 0.05}
+            bench.check(
+                name, outcome.code == 0 and real is not None,
+                f"downtime told {report.get('downtime_seconds')} s, seen {real} s, "
+                f"ready {report.get('ready_seconds')} s; {json.dumps(stages)}",
+            )  # fmt: skip
+            if real is not None:
+                seen[name].append(real)
+    medians = {name: statistics.median(times) for name, times in seen.items() if times}
+    told = ", ".join(f"{name} {value:.1f} s" for name, value in medians.items())
+    plain, early = medians["plain"], medians["before the stop"]
+    bench.check("downtime is less", early < plain, f"medians of {rounds}: {told}; ratio {early / plain:.2f}")
+
+
+def _expect_parsed(bench: Bench, what: str, **server: Any) -> None:
+    outcome = bench.deploy(**server)
+    report = outcome.server()
+    bench.check(
+        f"{what}: exit 3, nothing stopped",
+        outcome.code == 3 and outcome.stage("stop") == {} and token(),
+        f"exit {outcome.code}, cause {report.get('cause')}: {report.get('evidence')}; {report.get('message')}; "
+        f"{outcome.seconds:.1f} s",
+    )
+
+
 SCENARIOS = {  # the order of `all`, and seconds that each may take
     warm: 20, record: 20, orphans: 150, deploy: 330, environment: 30, reading: 120, redeploy: 120, refusals: 60,
     unknown_flag: 130, memory_fraction: 140, too_many_ranks: 150, no_ninja: 150, model_name: 140, port_stolen: 190,
     stranger: 170, stopped_scheduler: 170, stalled_start: 200, sitecustomize_only: 130, orphans_by_hand: 150,
-    transformers: 240, two_ranks: 300,
+    transformers: 240, bad_words: 240, downtime: 900, downtime_of_transformers: 500, cold_weights: 560, two_ranks: 300,
 }  # fmt: skip
-NOT_IN_ALL = {warm, two_ranks}
+NOT_IN_ALL = {warm, two_ranks, downtime, downtime_of_transformers, cold_weights}
 
 
 # ------------------------------------------------------------------------------------------------------- shared steps
