@@ -63,12 +63,32 @@ def test_deployed_redeployed_crashed_and_rolled_back(
     again = served.deploy()
     assert again.code == Exit.OK, again
     assert again.server("gpu1", "tiny")["downtime_seconds"] > 0
+    said = [str(event.get("message")) for event in again.events if event.get("stage") == "prestart"]
+    waited = next(words for words in said if "waits at its gate" in words)
+    assert waited.endswith(f": pid {again.server('gpu1', 'tiny')['serving']['pid']}")
+    assert not [words for words in said if "could not import" in words]
+    assert any("own parser takes the words" in words for words in said)
 
-    wrong = served.deploy(args={"device": "cpu", "no-such-flag": True})
+    wrong = served.deploy(args={"device": "cpu", "no-such-flag": True}, parser="off")
     assert wrong.code == Exit.ROLLED_BACK, wrong
     report = wrong.server("gpu1", "tiny")
     assert report["cause"] == "unknown_flag"
     assert "no-such-flag" in report["evidence"]
+    assert served.completion() is not None
+
+    odd = tiny_model.parent / "odd-config"
+    odd.mkdir(exist_ok=True)
+    (odd / "config.json").write_text('{"model_type": "nonesuch"}')
+    (odd / "model.safetensors").write_bytes(b"")
+    for words, server in {
+        "No such option: --no-such-flag": {"args": {"device": "cpu", "no-such-flag": True}},
+        "'foo' is not one of": {"args": {"device": "cpu", "reasoning": "foo"}},
+        "does not recognize this architecture": {"model": str(odd)},
+    }.items():
+        refused = served.deploy(**server)
+        assert refused.code == Exit.REFUSED, refused
+        assert words in json.dumps(refused.server("gpu1", "tiny")), refused
+        assert not [event for event in refused.events if event.get("stage") == "stop"]
     assert served.completion() is not None
 
     missing = served.deploy(model="/models/is-not-there")

@@ -236,6 +236,23 @@ def test_deployed_and_every_worker_carries_the_variables(served: Served) -> None
     assert served.status()["state"] == "serving"
 
 
+def test_words_that_its_own_parser_refuses_stop_nothing(served: Served, tiny_model: Path) -> None:
+    odd = tiny_model.parent / "odd-config"
+    odd.mkdir(exist_ok=True)
+    (odd / "config.json").write_text('{"model_type": "nonesuch"}')
+    (odd / "model.safetensors").write_bytes(b"")
+    for words, server in {
+        "unrecognized arguments: --no-such-flag": {"args": {"no-such-flag": 7}},
+        "argument --max-model-len: invalid": {"args": {"max-model-len": "lots"}},
+        "does not recognize this architecture": {"model": str(odd)},
+    }.items():
+        refused = served.deploy(**server)
+        assert refused.code == Exit.REFUSED, refused
+        assert words in json.dumps(refused.server("gpu1", "tiny")), refused
+        assert not [event for event in refused.events if event.get("stage") == "stop"]
+    assert served.status()["state"] == "serving"
+
+
 def test_its_engine_stopped_is_not_healthy(served: Served) -> None:
     engine = served.engine()
     served.kill(engine, signal.SIGSTOP)
