@@ -24,6 +24,7 @@ _ALIASES = {
     "host_key_checking": ("ansible_host_key_checking", "ansible_ssh_host_key_checking", "host_key_checking"),
     "connect_timeout": ("ansible_timeout", "ansible_ssh_timeout", "connect_timeout"),
     "known_hosts": ("known_hosts",),
+    "transport": ("transport",),
     "root": ("root",),
     "lab": ("lab",),
     "lint": ("lint",),
@@ -34,7 +35,10 @@ _HOW = ("ansible_connection", "ansible_become_method", "ansible_become_user", "a
 #: Every variable that has a say here: the templates in these, and in no others, are filled in.
 READ = frozenset({*(name for names in _ALIASES.values() for name in names), *_OPTIONS, *_HOW, "ansible_become"})
 
-_OURS = ("servers", "become", "known_hosts", "connect_timeout", "host_key_checking", "root", "lab", "lint", "merge")
+_OURS = (
+    "servers", "become", "known_hosts", "connect_timeout", "host_key_checking", "transport", "root", "lab", "lint",
+    "merge",
+)  # fmt: skip
 _PASSWORDS = frozenset({
     "ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password", "ansible_become_pass",
     "ansible_sudo_pass", "ansible_private_key", "ansible_ssh_private_key", "ansible_private_key_passphrase",
@@ -68,6 +72,8 @@ _WITHOUT_EFFECT = frozenset({
     "updatehostkeys", "visualhostkey", "challengeresponseauthentication", "ipqos", "exitonforwardfailure",
     "stricthostkeychecking",
 })  # fmt: skip
+#: What stands for -F, which is no keyword.
+_FILE = "-F"
 _CHECKING = {"no": "off", "off": "off", "accept-new": "accept-new", "yes": "strict", "ask": "strict"}
 _TRUE, _FALSE = ("yes", "true", "on", "1", "y", "t"), ("no", "false", "off", "0", "n", "f")
 
@@ -78,6 +84,7 @@ class Translated:
 
     variables: Mapping[str, Value]
     ssh_options: tuple[tuple[str, str], ...]
+    ssh_config: str | None
 
 
 def has_servers(variables: Mapping[str, Value]) -> bool:
@@ -114,7 +121,9 @@ class _Translation:
         self._tell_how(found)
         for name, value in self.said.items():
             self._tell_strange(name, value)
-        return Translated(found, options)
+        files = [value for keyword, value in options if keyword == _FILE]
+        options = tuple((keyword, value) for keyword, value in options if keyword != _FILE)
+        return Translated(found, options, files[-1] if files else None)
 
     def _tell_how(self, found: Mapping[str, Value]) -> None:
         how = self._text("ansible_connection")
@@ -205,13 +214,13 @@ class _Translation:
                 self._cannot(variable, word)
 
     def _option(self, variable: str, flag: str, value: str) -> Iterable[tuple[str, str]]:
-        keyword = {"J": "proxyjump", "i": "identityfile", "l": "user", "p": "port"}.get(flag)
+        keyword = {"J": "proxyjump", "i": "identityfile", "l": "user", "p": "port", "F": _FILE}.get(flag)
         if flag == "o":
             keyword, is_equal, value = value.partition("=")
             if not is_equal:
                 keyword, _, value = keyword.strip().partition(" ")
             keyword, value = keyword.strip().lower(), value.strip()
-        if keyword in _FOLLOWED or keyword == "stricthostkeychecking":
+        if keyword in _FOLLOWED or keyword in (_FILE, "stricthostkeychecking"):
             yield keyword, value
         elif flag not in _EMPTY_FLAGS and keyword not in _WITHOUT_EFFECT:
             self._cannot(variable, f"-{flag} {keyword or value}".strip())

@@ -217,7 +217,7 @@ class Inventory:
         return Host(
             name,
             self._tree.groups_of(name),
-            replace(connection, ssh_options=said.ssh_options),
+            replace(connection, ssh_options=said.ssh_options, ssh_config=said.ssh_config),
             root,
             lab,
             wanted,

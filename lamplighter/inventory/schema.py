@@ -429,6 +429,7 @@ class HostVariables(_Frozen):
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: Line | None = None
     connect_timeout: Seconds = 10.0
+    transport: Literal["auto", "fabric", "openssh"] = "auto"
     merge: Literal["deep", "replace"] = "deep"
     lint: Literal["warn", "strict"] = "warn"
 
@@ -444,10 +445,12 @@ CONNECTION = {
     "host_key_checking": "host_key_checking",
     "known_hosts": "known_hosts",
     "connect_timeout": "connect_timeout",
+    "transport": "transport",
     "ssh_options": "ansible_ssh_common_args",
+    "ssh_config": "ansible_ssh_common_args",
 }
 #: Text that a login alone needs.
-_FOR_LOGIN = ("ansible_host", "ansible_port", "ansible_user", "ansible_ssh_private_key_file")
+_FOR_LOGIN = ("ansible_host", "ansible_port", "ansible_user", "ansible_ssh_private_key_file", "transport")
 #: The variables that are ours: what templates in others come to is nothing to us.
 OURS = READ | {"servers"}
 
@@ -465,8 +468,12 @@ class ConnectionSpec:
     host_key_checking: Literal["strict", "accept-new", "off"] = "strict"
     known_hosts: str | None = None
     connect_timeout: float = 10.0
+    transport: Literal["auto", "fabric", "openssh"] = "auto"
+    """Fabric, or the system's ssh; ``auto`` takes the second for what paramiko cannot do."""
     ssh_options: tuple[tuple[str, str], ...] = ()
     """Lines of ssh_config for this login alone, before those of the files: keyword in lower case, and value."""
+    ssh_config: str | None = None
+    """The file of ssh_config that counts instead of the user's and the system's, as with `ssh -F`."""
 
 
 def check_host(
@@ -490,6 +497,7 @@ def check_host(
         host_key_checking=found.host_key_checking,
         known_hosts=found.known_hosts,
         connect_timeout=found.connect_timeout,
+        transport=found.transport,
     )
     return spec, found.root, found.lab
 

@@ -1,41 +1,33 @@
-"""One open SSH connection to one node: strict about keys, quick on the wire, and every failure in plain words.
+"""One open SSH connection to one node, the same whoever drives SSH: Fabric by default, or the system's ssh.
 
-With its parts (`hop`, `login`, `host_keys`, `wire`) the only place that knows Fabric and paramiko. ssh_config, the
-sockets, the host key check, the choice of keys and the channels are ours, because Fabric's defaults read ssh_config
-otherwise than ssh, accept any host key, add 45 ms a connect for want of TCP_NODELAY, never notice a cut wire, and read
-a command's input one character per 10 ms.
-
-Touches nothing on the node. Writes known_hosts on this machine only where the inventory says ``accept-new``.
+Strict about keys, quick on the wire, and every failure in plain words. Touches nothing on the node.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import fabric
-import paramiko
-from paramiko.ssh_exception import SSHException
-
-from lamplighter.errors import UNTOUCHED, ContactLost, NodeRefused, SilenceTimeout, Unreachable, UsageError
-from lamplighter.paths import at_home
+from lamplighter.errors import (
+    UNTOUCHED,
+    ContactLost,
+    LoginFailed,
+    NodeRefused,
+    SessionRefused,
+    SilenceTimeout,
+    UsageError,
+)
 from lamplighter.ssh.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
-from lamplighter.ssh.config import Line, Settings, SshConfig, local_home, local_user, read_lines
-from lamplighter.ssh.hop import CHANNEL_TIMEOUT, UNKNOWN_STATE, Hop
-from lamplighter.ssh.host_keys import HostKeys
-from lamplighter.ssh.known_hosts import DEFAULT_PORT
-from lamplighter.ssh.login import Login
-from lamplighter.ssh.wire import last_line
+from lamplighter.ssh.config import Reading, Settings, Values, has_ssh, ssh_line
+from lamplighter.ssh.host_keys import HostKeyChanged, HostKeyUnknown
+from lamplighter.ssh.trouble import CHANNEL_SECONDS, UNKNOWN_STATE, NoCommonMethod, given_up
 
 if TYPE_CHECKING:
     from lamplighter.inventory.schema import ConnectionSpec
@@ -50,14 +42,34 @@ EXIT_LAG = 5.0
 OUTPUT_LIMIT = 64 << 20
 #: Bytes of a command's stderr that are kept, the newest.
 STDERR_LIMIT = 64 * 1024
+#: Seconds for sessions that we have closed to end on the node, and between two tries; their last word is a beat.
+TEARDOWN_SECONDS = 10.0
+TEARDOWN_PAUSE = 0.02
 
 #: How long a busy thread goes on while another one wants to: during a login, and else.
 PROMPT_SECONDS, USUAL_SECONDS = 0.0002, sys.getswitchinterval()
 
 _CHUNK = 32 * 1024
 
-# Failures are told by our exceptions; paramiko's own tracebacks would only bury them.
-logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+class Way(Protocol):
+    """A login, by whatever means. Its sessions are used as sockets are; `close` may come from another thread.
+
+    ``broken`` is what they raise when the wire is gone.
+    """
+
+    @property
+    def broken(self) -> tuple[type[Exception], ...]: ...
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def last_words(self) -> str: ...
+    def execute(self, command: str) -> Any: ...
+    def agree(self, session: Any) -> None: ...
+    def status(self, session: Any, timeout: float | None) -> int | None: ...
 
 
 class CommandTimedOut(ContactLost):
@@ -80,25 +92,18 @@ class CommandResult:
 class Node:
     """One SSH connection to one host, opened by ``open`` or ``with`` and never reopened behind the caller's back.
 
-    ``user_ssh`` and ``system_ssh`` are the directories of ssh_config and known_hosts. Times are seconds.
-    Not for use by several threads at once, except that each Channel may have its own.
+    Times are seconds. Not for use by several threads at once, except that each Channel may have its own.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: ConnectionSpec,
-        *,
-        user_ssh: Path | None = None,
-        system_ssh: Path = Path("/etc/ssh"),
-    ) -> None:
+    def __init__(self, name: str, spec: ConnectionSpec) -> None:
         self.name = name
         self.spec = spec
-        self._user_ssh = local_home() / ".ssh" if user_ssh is None else user_ssh
-        self._system_ssh = system_ssh
-        self._hops: list[Hop] = []
+        self._reading: Reading | None = None
+        self._route: list[Settings] = []
+        self._way: Way | None = None
         self._knows_sudo = False
         self._lent: list[Callable[[], None]] = []
+        self._channels: list[Channel] = []
         self._login: threading.Thread | None = None
         self._trouble: BaseException | None = None
         self._is_closed = False
@@ -121,8 +126,8 @@ class Node:
             if self._trouble is not None:
                 raise self._trouble
             if self._is_closed:
-                raise self._given_up()
-        if not self._hops:
+                raise given_up(self.name)
+        if self._way is None:
             self._is_closed = False
             self._log_in()
 
@@ -141,24 +146,58 @@ class Node:
                 self._log_in()
         except BaseException as error:
             self._trouble = error
-        if self._is_closed:  # given up meanwhile, by Ctrl-C
-            self._hang_up()
 
     def _log_in(self) -> None:
-        before: Hop | None = None  # not the last of the hops: `close` may have emptied them, from another thread
         try:
-            for hop in self._route():
-                self._hops.append(hop)
-                if self._is_closed:
-                    raise self._given_up()
-                hop.login(before.dial(hop) if before else hop.connect_socket())
-                before = hop
+            if self._wants_ssh():
+                return self._try(self._by_ssh())
+            try:
+                self._try(self._by_fabric())
+            except (HostKeyUnknown, HostKeyChanged, LoginFailed, NoCommonMethod):
+                if self.spec.transport == "fabric" or not has_ssh():
+                    raise
+                self._try(self._by_ssh())  # it gets in, or knows better why not
         except BaseException:
             self._hang_up()
             raise
 
-    def _given_up(self) -> Unreachable:
-        return Unreachable(f"{self.name}: the connection was given up", serving=UNTOUCHED, next_step="try again")
+    def _try(self, way: Way) -> None:
+        self._way = way
+        try:
+            if not self._is_closed:
+                way.open()
+        finally:
+            if self._is_closed:  # given up meanwhile, by Ctrl-C
+                way.close()
+        if self._is_closed:
+            raise given_up(self.name)
+
+    def _wants_ssh(self) -> bool:
+        """Whether the login is ssh's from the beginning. Raises LoginFailed for a file that nobody should read."""
+        wish, route = self.spec.transport, self.route
+        if wish == "openssh" and not has_ssh():
+            raise UsageError(f"{self.name}: transport: openssh needs ssh, which is not installed here")
+        for stop in route:
+            try:
+                stop.refuse_odd_files()
+            except OSError as error:
+                raise LoginFailed(
+                    f"{self.name}: the login as {stop.label} failed",
+                    why=f"{error.filename}: {error.strerror or error}",
+                    serving=UNTOUCHED,
+                    next_step="set ansible_ssh_private_key_file, or the host variable known_hosts, to a file",
+                ) from error
+        return wish == "openssh" or (wish == "auto" and has_ssh() and any(stop.beyond_paramiko for stop in route))
+
+    def _by_fabric(self) -> Way:
+        from lamplighter.ssh.fabric import FabricWay
+
+        return FabricWay(self.name, self.route, self._connect_timeout)
+
+    def _by_ssh(self) -> Way:
+        from lamplighter.ssh.openssh import OpenSSHWay
+
+        return OpenSSHWay(self.name, self.route, self._connect_timeout)
 
     def close(self) -> None:
         """End the connection and the jumps that it went through; commands on it lose their channel, no more.
@@ -169,41 +208,56 @@ class Node:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        with contextlib.suppress(IndexError):  # empty: two threads may be at it
-            while True:
-                self._hops.pop().close()
+        way, self._way = self._way, None
+        if way is not None:
+            way.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether the connection still stands, as far as this side can tell."""
-        return bool(self._hops) and self._hops[-1].transport.is_active()
+        return self._way is not None and self._way.is_alive
+
+    @property
+    def route(self) -> list[Settings]:
+        """The hosts of the login, as ssh_config and the inventory have them: the node itself is the last."""
+        if not self._route:
+            self._route = Reading(self.spec, _without_ssh).route()
+        return self._route
 
     @property
     def user(self) -> str:
         """The user that the login is for: the inventory's, else ssh_config's, else this machine's."""
-        return str((self._hops or self._route())[-1].user)
+        return self.route[-1].user
 
     @property
     def ssh_line(self) -> str:
-        """The same login by hand, in the inventory's words: ssh adds what ssh_config says of them, jumps included."""
-        asked, key = self._asked, self.spec.key_file
-        words = [*(["-p", str(asked.port)] if asked.port else []), *(["-i", key] if key else [])]
-        words += [word for name, value in self.spec.ssh_options for word in ("-o", f"{name}={value}")]
-        return shlex.join(["ssh", *words, f"{asked.user}@{asked.host}" if asked.user else asked.host])
-
-    @property
-    def _asked(self) -> Place:
-        """Where the inventory wants to go; what it leaves open is ssh_config's."""
-        place = parse_place(self.spec.host)
-        return Place(place.host, self.spec.user or place.user, self.spec.port or place.port)
+        """The same login by hand."""
+        return ssh_line(self.spec)
 
     def stream(self, command: str) -> Channel:
         """Start ``command`` in the login shell, without a terminal, and hand over its raw channel.
 
+        Where the node takes no further session, what is idle is closed, and what was closed is given time to end
+        there. facts: sshd counts a session until its command has ended and was waited for.
         Raises Unreachable while nothing has started; whether it did start is told by the channel's first `read`.
         """
         self.open()
-        return Channel(self._hops[-1], command, self._make_room)
+        deadline = None
+        while True:
+            try:
+                assert self._way is not None
+                channel = Channel(self, self._way, command)
+            except SessionRefused:
+                if deadline is None:
+                    deadline = time.monotonic() + TEARDOWN_SECONDS
+                    while self._lent:
+                        self._lent.pop()()
+                if not any(each.is_closed for each in self._channels) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(TEARDOWN_PAUSE)
+            else:
+                self._channels = [*self._channels[-8:], channel]
+                return channel
 
     def lend(self, close: Callable[[], None]) -> None:
         """Take note of a channel that stays open between two commands: ``close`` ends it where the node takes one only.
@@ -211,10 +265,6 @@ class Node:
         Whoever lends it must be able to open it again.
         """
         self._lent.append(close)
-
-    def _make_room(self) -> None:
-        while self._lent:
-            self._lent.pop()()
 
     def run(self, command: str, timeout: float | None = None, stdin: bytes = b"") -> CommandResult:
         """Run ``command`` to its end with ``stdin`` as its whole input; any exit status is a result.
@@ -239,7 +289,7 @@ class Node:
             except SilenceTimeout as error:
                 raise CommandTimedOut(
                     f"{self.name}: the command did not end within {timeout:g} s: {_shortened(command)}",
-                    why=last_line(channel.read_stderr()) or "it wrote nothing to stderr",
+                    why=_last_line(channel.read_stderr()) or "it wrote nothing to stderr",
                     serving=UNKNOWN_STATE,
                     next_step="look on the node whether it is still running",
                 ) from error
@@ -254,7 +304,7 @@ class Node:
         """
         if not self.spec.become or self._knows_sudo:
             return
-        listed = self.run("exec sudo -n -l", timeout=CHANNEL_TIMEOUT)
+        listed = self.run("exec sudo -n -l", timeout=CHANNEL_SECONDS)
         if listed.exit_status != 0:
             self._refuse_sudo_that_lists_nothing()
             return
@@ -269,7 +319,7 @@ class Node:
         self._knows_sudo = True
 
     def _refuse_sudo_that_lists_nothing(self) -> None:
-        tried = self.run(self.wrap(":"), timeout=CHANNEL_TIMEOUT)
+        tried = self.run(self.wrap(":"), timeout=CHANNEL_SECONDS)
         if tried.exit_status == 0:  # it may well keep a copy, secrets included
             raise NodeRefused(
                 f"{self.name}: sudo on the node does not tell whether it would keep a copy of what we send",
@@ -286,23 +336,12 @@ class Node:
         """The command line, run by root through sudo where the inventory says ``become``."""
         return "exec " + shlex.join(become_words(["/bin/sh", "-c", command])) if self.spec.become else command
 
-    def _route(self) -> list[Hop]:
-        """The hops in the order in which they are opened: the outermost jump host first, the node itself last."""
-        spec = self.spec
-        directories = ((self._user_ssh, "config"), (self._system_ssh, "ssh_config"))
-        config = SshConfig(tuple(read_lines(directory / name, directory) for directory, name in directories))
-        # The inventory wins everywhere, also in the %p and %r of a ProxyCommand and in `Match user`.
-        target = _look_up(replace(config, files=(_lines_of(spec.ssh_options), *config.files)), self._asked)
-        hops: list[Hop] = []
-        for stop in [*_jumps(config, target), target]:
-            connection = _connection(self.name, stop)
-            key_file = spec.key_file if stop is target else None
-            known = _known_hosts_files(stop.settings, spec.known_hosts, self._user_ssh, self._system_ssh)
-            keys = HostKeys(self.name, connection, stop.settings, known, spec.host_key_checking, bool(hops))
-            login = Login(self.name, connection, stop.settings, key_file, self._user_ssh, is_jump=stop is not target)
-            timeout = _connect_timeout(spec, stop.settings)
-            hops.append(Hop(self.name, connection, stop.settings, keys, login, timeout, self.ssh_line))
-        return hops
+    @property
+    def _connect_timeout(self) -> float:
+        """The inventory's time where it differs from the default, else that of ssh_config, else the default."""
+        wanted, usual = self.spec.connect_timeout, type(self.spec).connect_timeout
+        said = self.route[-1].get("connecttimeout")
+        return min(wanted if wanted != usual or not said.isdigit() else float(said) or usual, LONGEST_TIMEOUT)
 
 
 @contextlib.contextmanager
@@ -325,15 +364,16 @@ class Channel:
     runs it is told by `read` and `wait`.
     """
 
-    def __init__(self, hop: Hop, command: str, make_room: Callable[[], None]) -> None:
-        self._hop = hop
+    def __init__(self, node: Node, way: Way, command: str) -> None:
+        self._node = node
+        self._way = way
         self._early = bytearray()
         self._stderr = bytearray()
         self._stderr_dropped = 0
         self._stderr_guard = threading.Lock()
-        self._channel = hop.execute(command, make_room)
-        self._is_agreed = False
-        self._drain = threading.Thread(target=self._drain_stderr, name=f"stderr of {hop.name}", daemon=True)
+        self._session = way.execute(command)
+        self._is_agreed = self._has_ended = self.is_closed = False
+        self._drain = threading.Thread(target=self._drain_stderr, name=f"stderr of {node.name}", daemon=True)
         self._drain.start()
 
     def __enter__(self) -> Channel:
@@ -351,20 +391,20 @@ class Channel:
         view = memoryview(data)
         moved = time.monotonic()
         while view:
-            self._channel.settimeout(0.1)
+            self._session.settimeout(0.1)
             try:
-                sent = self._channel.send(bytes(view[:_CHUNK]))
+                sent = self._session.send(bytes(view[:_CHUNK]))
             except TimeoutError:
                 self._keep_early()
                 if timeout is not None and time.monotonic() - moved > timeout:
                     raise SilenceTimeout(
-                        f"{self._hop.name}: the node took no input for {timeout:g} s", serving=UNKNOWN_STATE
+                        f"{self._node.name}: the node took no input for {timeout:g} s", serving=UNKNOWN_STATE
                     ) from None
                 continue
-            except (OSError, EOFError, SSHException):
+            except self._way.broken:
                 sent = 0
             if sent == 0:
-                if not self._hop.transport.is_active():
+                if not self._way.is_alive:
                     raise self.lost()
                 return
             view = view[sent:]
@@ -372,8 +412,8 @@ class Channel:
 
     def close_write(self) -> None:
         """Tell the command that its input has ended."""
-        with contextlib.suppress(OSError, EOFError, SSHException):
-            self._channel.shutdown_write()
+        with contextlib.suppress(*self._way.broken):
+            self._session.shutdown_write()
 
     def read(self, timeout: float | None = None) -> bytes:
         """The next piece of stdout as it comes, at most 32 KiB; ``b""`` is the end: of the command, or of the wire.
@@ -387,17 +427,20 @@ class Channel:
             del self._early[:_CHUNK]
             return piece
         # Zero would make paramiko's calls non-blocking, also those of the thread that drains stderr.
-        self._channel.settimeout(None if timeout is None else max(timeout, 0.001))
+        self._session.settimeout(None if timeout is None else max(timeout, 0.001))
         try:
-            return self._channel.recv(_CHUNK)
+            piece = bytes(self._session.recv(_CHUNK))
         except TimeoutError:
-            raise SilenceTimeout(
-                f"{self._hop.name}: no word from the node for {timeout:g} s", serving=UNKNOWN_STATE
-            ) from None
+            silence = f"{self._node.name}: no word from the node for {timeout:g} s"
+            raise SilenceTimeout(silence, serving=UNKNOWN_STATE) from None
+        except self._way.broken:
+            piece = b""
+        self._has_ended = not piece
+        return piece
 
     def read_stderr(self) -> bytes:
         """What stderr said so far, complete once `read` has given ``b""``; of a flood, the last 64 KiB."""
-        if self._channel.closed or self._channel.eof_received:
+        if self._has_ended or self.is_closed:
             self._drain.join(1.0)
         kept = bytes(self._stderr)
         return b"[%d bytes left out]\n" % self._stderr_dropped + kept if self._stderr_dropped else kept
@@ -416,10 +459,11 @@ class Channel:
         Raises SilenceTimeout when the command has not ended within ``timeout`` seconds, and what `read` raises.
         """
         self._await_agreement()
-        if not self._channel.status_event.wait(timeout):
-            raise SilenceTimeout(f"{self._hop.name}: no exit status within {timeout:g} s", serving=UNKNOWN_STATE)
-        status = self._channel.exit_status
-        return None if status < 0 else status
+        try:
+            return self._way.status(self._session, timeout)
+        except TimeoutError:
+            silence = f"{self._node.name}: no exit status within {timeout:g} s"
+            raise SilenceTimeout(silence, serving=UNKNOWN_STATE) from None
 
     @property
     def exit_status(self) -> int | None:
@@ -431,30 +475,31 @@ class Channel:
 
     def close(self) -> None:
         """Give the channel up; the command is not ended by that, it only loses its input and output."""
-        with contextlib.suppress(OSError, EOFError, SSHException):
-            self._channel.close()
+        self.is_closed = True
+        with contextlib.suppress(*self._way.broken):
+            self._session.close()
 
     def lost(self) -> ContactLost:
         """The error to raise when the output ended without the end that the caller expected."""
         return ContactLost(
-            f"{self._hop.name}: the connection to {self._hop.label} broke",
-            why=self._hop.last_words or last_line(self.read_stderr()) or "the wire was cut, or the sshd was ended",
+            f"{self._node.name}: the connection to {self._node.route[-1].label} broke",
+            why=self._way.last_words or _last_line(self.read_stderr()) or "the wire was cut, or the sshd was ended",
             serving=UNKNOWN_STATE,
             next_step="attach to the run, or start the same task again: it picks up what the node did",
         )
 
     def _await_agreement(self) -> None:
         if not self._is_agreed:
-            self._hop.await_agreement(self._channel)
+            self._way.agree(self._session)
             self._is_agreed = True
 
     def _drain_stderr(self) -> None:
         while True:
             try:
-                piece = self._channel.recv_stderr(_CHUNK)
+                piece = self._session.recv_stderr(_CHUNK)
             except TimeoutError:
                 continue
-            except (OSError, EOFError, SSHException):
+            except self._way.broken:
                 return
             if not piece:
                 return
@@ -467,116 +512,15 @@ class Channel:
 
     def _keep_early(self) -> None:
         for _ in range(2 * 1024 * 1024 // _CHUNK):  # a window's worth: a flood would keep us here for ever
-            if not self._channel.recv_ready():
+            if not self._session.recv_ready() or not (piece := self._session.recv(_CHUNK)):
                 return
-            self._early += self._channel.recv(_CHUNK)
+            self._early += piece
 
 
-@dataclass(frozen=True)
-class Place:
-    """``[user@]host[:port]``, taken apart."""
+def _without_ssh(spec: ConnectionSpec) -> Values:
+    from lamplighter.ssh.fabric import read_ssh_config
 
-    host: str
-    user: str | None = None
-    port: int | None = None
-
-
-def parse_place(text: str) -> Place:
-    """Read ``[user@]host[:port]`` or ``ssh://...``, IPv6 with or without brackets. Raises UsageError for a bad port."""
-    rest = text.strip().removeprefix("ssh://").rstrip("/")
-    user, _, rest = rest.rpartition("@")
-    host, port = rest, ""
-    if rest.startswith("["):
-        host, _, port = rest[1:].partition("]")
-        port = port.removeprefix(":")
-    elif rest.count(":") == 1:
-        host, _, port = rest.partition(":")
-    if port and not (re.fullmatch("0*[0-9]{1,5}", port) and 0 < int(port[-5:]) < 65536):
-        raise UsageError(f"{text!r} has no usable port", why="expected [user@]host[:port]")
-    return Place(host, user or None, int(port[-5:]) if port else None)
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """A host on the way, and what the SSH client configuration says of it."""
-
-    place: Place
-    settings: Settings
-
-
-def _lines_of(options: Iterable[tuple[str, str]]) -> tuple[Line, ...]:
-    """What `ssh -o` says, as lines that stand before those of all files."""
-    return tuple(Line("ansible_ssh_common_args of the inventory", keyword, value) for keyword, value in options)
-
-
-def _look_up(config: SshConfig, asked: Place) -> _Stop:
-    settings = replace(config, user=asked.user, port=asked.port).lookup(asked.host)
-    user, port = settings.get("user") or local_user(), int(settings.get("port") or DEFAULT_PORT)
-    return _Stop(Place(settings.get("hostname"), user, port), settings)
-
-
-def _jumps(config: SshConfig, stop: _Stop, passed: frozenset[Place] = frozenset()) -> list[_Stop]:
-    """The jump hosts before ``stop``, outermost first.
-
-    Of a chain only the first host may have a ProxyJump of its own, as with OpenSSH. A login that is named as its own
-    jump (`Host *`) is reached directly.
-    """
-    value = stop.settings.get("proxyjump") or "none"
-    if value.lower() == "none":
-        return []
-    passed = passed | {stop.place}
-    jumps = [_look_up(config, parse_place(word)) for word in value.split(",")]
-    if any(jump.place in passed for jump in jumps):
-        return []
-    return [*_jumps(config, jumps[0], passed), *jumps]
-
-
-def _connection(name: str, stop: _Stop) -> Any:
-    place = stop.place
-    with _usage_errors(name):
-        # lazy: a stray ~/.fabric.yaml or FABRIC_* variable has no say in where we connect; nor has Fabric's own reading
-        # of ssh_config, by which it would build the jumps itself and check no key on them.
-        config = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
-        return fabric.Connection(
-            place.host,
-            user=place.user,
-            port=place.port,
-            config=config,
-            gateway=False,
-            forward_agent=False,
-            connect_timeout=1,
-        )
-
-
-@contextlib.contextmanager
-def _usage_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (SSHException, ValueError, KeyError, OSError) as error:
-        raise UsageError(
-            f"{name}: the SSH client configuration does not make sense",
-            why=str(error),
-            next_step="`ssh -G HOST` shows how OpenSSH reads it",
-        ) from error
-
-
-def _known_hosts_files(settings: Settings, from_inventory: str | None, user_ssh: Path, system_ssh: Path) -> list[Path]:
-    """Files that may vouch for a host; the first is where a new key belongs. Empty where ssh_config wants none."""
-    files = [at_home(from_inventory)] if from_inventory else []
-    for option, defaults in (
-        ("userknownhostsfile", [user_ssh / "known_hosts", user_ssh / "known_hosts2"]),
-        ("globalknownhostsfile", [system_ssh / "ssh_known_hosts", system_ssh / "ssh_known_hosts2"]),
-    ):
-        said = settings.all(option)
-        files += defaults if said is None else [Path(word) for word in said if word.lower() != "none"]
-    return files
-
-
-def _connect_timeout(spec: ConnectionSpec, settings: Settings) -> float:
-    """The inventory's time where it differs from the default, else that of ssh_config, else the default."""
-    usual = type(spec).connect_timeout
-    wanted = spec.connect_timeout if spec.connect_timeout != usual else settings.seconds("connecttimeout") or usual
-    return min(wanted, LONGEST_TIMEOUT)
+    return read_ssh_config(spec)
 
 
 def _left(deadline: float | None) -> float | None:
@@ -591,3 +535,7 @@ def _left(deadline: float | None) -> float | None:
 
 def _shortened(command: str) -> str:
     return command if len(command) <= 80 else command[:77] + "..."
+
+
+def _last_line(text: bytes) -> str:
+    return (text.decode(errors="replace").strip().splitlines() or [""])[-1].strip()

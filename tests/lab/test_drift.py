@@ -22,7 +22,7 @@ from lab import control, ledger
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
 from lamplighter.run.host_session import HostSession, open_session
-from lamplighter.ssh import hop
+from lamplighter.ssh.fabric import FabricWay
 from tests.driver import PROJECT, ask, eventually, signals_as_before
 from tests.lab.conftest import Box
 
@@ -278,15 +278,15 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # one login and one exec are all that it costs
     done: list[str] = []
-    for name in ("login", "execute"):
-        real = getattr(hop.Hop, name)
-        monkeypatch.setattr(hop.Hop, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
+    for name in ("open", "execute"):
+        real = getattr(FabricWay, name)
+        monkeypatch.setattr(FabricWay, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
     context = Context(Config({**tasks.ns.configuration(), "run": {"dry": False}}))
     monkeypatch.setenv("LAMPLIGHTER_INVENTORY", str(box.driver.inventory))
     with signals_as_before(), pytest.raises(Leave) as left:
         tasks.deploy.body(context, host=["box"], if_changed=True)
     assert left.value.code == Exit.OK
-    assert done == ["login", "execute"]
+    assert done == ["open", "execute"]
     monkeypatch.undo()
 
     young = box.deploy("--max-age", "7d")

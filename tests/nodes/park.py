@@ -339,7 +339,12 @@ class Node:
 
     def connection(self, user: str = "root") -> dict[str, Any]:
         """Inventory variables with which the control side reaches this node."""
-        return {"ansible_host": self.address, "ansible_user": user, "ansible_ssh_private_key_file": str(self.park.key)}
+        return {
+            "ansible_host": self.address,
+            "ansible_user": user,
+            "ansible_ssh_private_key_file": str(self.park.key),
+            "known_hosts": str(self.park.known_hosts),  # ssh looks for the one of the uid, whatever HOME says
+        }
 
     # power
 

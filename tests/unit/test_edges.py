@@ -23,8 +23,6 @@ from lamplighter.report.wording import LogText, clean, printable
 from lamplighter.run import command
 from lamplighter.run.diagnose import diagnose_file
 from lamplighter.run.verify import Results, junit_text
-from lamplighter.ssh.config import read_lines
-from lamplighter.ssh.known_hosts import KnownHosts, remember
 from tests.driver import PROJECT
 
 ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b]")
@@ -111,12 +109,6 @@ def test_what_is_no_file_is_not_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=name.replace("zero", "device").replace("huge", "MiB")) as caught:
         read_file(path)
     assert caught.value.filename == str(path)
-    (problem,) = KnownHosts.read([path]).problems
-    assert problem.startswith(f"{path}: ")
-    with pytest.raises(UsageError, match=f"{path}: cannot read the SSH client configuration"):
-        read_lines(path, tmp_path)
-    with pytest.raises(OSError, match=re.escape(str(path))):
-        remember(path, "gpu1", "ssh-ed25519", b"key")
     if name != "huge":  # a log may be
         with pytest.raises(UsageError, match=f"--log {path}: [Ii]s a"):
             diagnose_file(str(path))
@@ -126,18 +118,6 @@ def test_what_would_wait_for_ever_has_nothing_and_dev_null_is_empty(tmp_path: Pa
     path = tmp_path / "null"
     path.symlink_to(os.devnull)
     assert read_file(path) == b""
-    assert KnownHosts.read([path]) == KnownHosts()
-
-
-def test_a_key_is_not_written_into_another_file(tmp_path: Path) -> None:
-    path = tmp_path / "passwd"
-    path.write_text("root:x:0:0:root:/root:/bin/sh\n")
-    with pytest.raises(OSError, match="none of them is one of known_hosts"):
-        remember(path, "gpu1", "ssh-ed25519", b"key")
-    path.write_text("# mine\n\n")
-    remember(path, "gpu1", "ssh-ed25519", b"key")
-    remember(path, "gpu2", "ssh-ed25519", b"key")
-    assert len(KnownHosts.read([path]).lines) == 2
 
 
 @pytest.mark.parametrize("name", [*ODD, "null", "text", "html"])

@@ -514,10 +514,8 @@ def test_what_ansible_says_of_a_connection_is_understood(lines: str, expected: d
         ("ansible_shell_type: powershell", "ansible_shell_type: nodes run Linux"),
         ("ansible_become_method: doas\nbecome: true", "ansible_become_method: root is reached through sudo alone"),
         ("ansible_become_user: llm\nbecome: true", "ansible_become_user: only root is become"),
-        (
-            "ansible_ssh_common_args: -F other",
-            "ansible_ssh_common_args: -F other is not followed: write it for this host",
-        ),
+        ("ansible_ssh_common_args: -S other", "ansible_ssh_common_args: -S other is not followed: write it for this"),
+        ("transport: telnet", "transport: "),
         ("ansible_ssh_args: -o PermitLocalCommand=yes", "ansible_ssh_args: -o permitlocalcommand is not followed"),
         ("ansible_ssh_extra_args: '-o \"X'", "ansible_ssh_extra_args: no closing quotation in"),
         ("ansible_ssh_extra_args: bastion", "ansible_ssh_extra_args: 'bastion' is no option of ssh"),

@@ -18,7 +18,9 @@ from lamplighter.errors import Unreachable, UsageError
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.ssh.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
-from lamplighter.ssh.connection import Node, Place, parse_place
+from lamplighter.ssh.config import Place, Settings, parse_place
+from lamplighter.ssh.connection import Node
+from lamplighter.ssh.trouble import unreachable
 
 PROJECT = Path(__file__).parents[2]
 
@@ -59,21 +61,19 @@ def test_a_place_without_a_usable_port(text: str) -> None:
     ],
 )
 def test_the_same_login_by_hand(wish: dict[str, Any], line: str) -> None:
-    node = Node("kimi-box", ConnectionSpec(**wish))
-    assert node.ssh_line == line
-    (hop,) = node._route()
-    assert hop._translate(OSError("odd"), None).next_step == f"try `{line} -v`"
+    spec = ConnectionSpec(**wish)
+    assert Node("kimi-box", spec).ssh_line == line
+    assert unreachable("kimi-box", Settings(spec, {}), "other", "odd").next_step == f"try `{line} -v`"
 
 
+@pytest.mark.parametrize("transport", ["fabric", "openssh"])
 @pytest.mark.parametrize("name", ["gpu1..example.net", f"{'x' * 64}.example.net", "."])
-@pytest.mark.parametrize("config", ["", "Host *\n  ProxyJump {name}\n"])
-def test_what_can_be_no_name_does_not_resolve(name: str, config: str, tmp_path: Path) -> None:
-    (tmp_path / "config").write_text(config.format(name=name))
-    host = "gpu1" if config else name
+def test_what_can_be_no_name_does_not_resolve(name: str, transport: Any, tmp_path: Path) -> None:
+    (tmp_path / "config").touch()
+    spec = ConnectionSpec(host=name, transport=transport, ssh_config=str(tmp_path / "config"))
     with pytest.raises(Unreachable, match="does not resolve") as caught:
-        Node("gpu1", ConnectionSpec(host=host), user_ssh=tmp_path, system_ssh=tmp_path).open()
+        Node("gpu1", spec).open()
     assert name in caught.value.what
-    assert "label empty or too long" in caught.value.why
     assert "check ansible_host" in caught.value.next_step
 
 
@@ -187,7 +187,7 @@ def test_the_cure_for_logged_input(found: str, cure: str) -> None:
     assert cure in stop_logging_input("ops", found)
 
 
-def test_the_wait_for_a_banner_that_drips_is_told_as_it_was(tmp_path: Path) -> None:
+def test_the_wait_for_a_banner_that_drips_is_told_as_it_was() -> None:
     def drip() -> None:
         client, _ = server.accept()
         with client, contextlib.suppress(OSError):
@@ -198,10 +198,10 @@ def test_the_wait_for_a_banner_that_drips_is_told_as_it_was(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip)
         thread.start()
-        spec = ConnectionSpec(host="127.0.0.1", port=server.getsockname()[1], connect_timeout=0.5)
+        spec = ConnectionSpec(host="127.0.0.1", port=server.getsockname()[1], connect_timeout=0.5, transport="fabric")
         started = time.monotonic()
         with pytest.raises(Unreachable, match="does not speak SSH in time") as caught:
-            Node("gpu1", spec, user_ssh=tmp_path, system_ssh=tmp_path).open()
+            Node("gpu1", spec).open()
         took = time.monotonic() - started
         ended.set()
         thread.join(60)
@@ -220,18 +220,14 @@ def importers(*names: str) -> set[str]:
     }
 
 
-def test_the_libraries_stay_behind_the_connection() -> None:
-    parts = {"ssh/hop.py", "ssh/host_keys.py", "ssh/login.py", "ssh/wire.py"}
-    assert importers("fabric") == {"ssh/connection.py"}
-    assert importers("paramiko") == {"ssh/connection.py", *parts}
-    assert importers(*(f"lamplighter.{part.removesuffix('.py').replace('/', '.')}" for part in parts)) <= {
-        "ssh/connection.py",
-        *parts,
-    }
+def test_the_libraries_stay_behind_their_transport() -> None:
+    assert importers("fabric") == {"ssh/fabric.py"}
+    assert importers("paramiko") == {"ssh/fabric.py"}
+    assert importers("lamplighter.ssh.fabric", "lamplighter.ssh.openssh") == {"ssh/connection.py"}
 
 
-def test_errors_and_known_hosts_do_not_load_fabric() -> None:
-    script = "import sys, lamplighter.errors, lamplighter.ssh.known_hosts, lamplighter.ssh.config\n"
+def test_a_connection_loads_no_library_before_it_logs_in() -> None:
+    script = "import sys, lamplighter.errors, lamplighter.ssh.connection, lamplighter.ssh.openssh\n"
     script += "sys.exit('fabric' in sys.modules or 'paramiko' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], cwd=PROJECT, check=False).returncode == 0
