@@ -30,7 +30,8 @@ def find_claims(
     table = processes.processes()
     recorded = recorded_launches(home, table)
     ours = {process.pid for record in recorded for process in ownership.members(record, table)}
-    evidence = holders.look(uuids, plan.port, plan.allow, ours, table, sample)
+    watchers = parents.Programs.of(plan.engine).watchers
+    evidence = holders.look(uuids, plan.port, plan.allow, watchers, ours, table, sample)
     found = ownership.claims(
         evidence,
         recorded,
