@@ -18,7 +18,7 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.start import probe
 from lamplighter.node.system import http, ports, processes
 
-#: So long may a token take before a server counts as one that does not answer; a busy one is told by its counters.
+#: So long may a token take where somebody waits for the answer; a busy server is told by its counters.
 TOKEN_SECONDS = 10.0
 
 

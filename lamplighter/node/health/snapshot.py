@@ -64,7 +64,7 @@ def _answers(plan: Plan, home: ServerHome, record: Mapping[str, Any]) -> Dict[st
     trouble = ""
     try:
         generation = http.generate(
-            engine, host, plan.port, plan.served_name, liveness.TOKEN_SECONDS, api_key=key, tls=plan.tls
+            engine, host, plan.port, plan.served_name, liveness.PATIENT_SECONDS, api_key=key, tls=plan.tls
         )
         reply, trouble = generation.reply, generation.error
     except http.HttpFailed as failed:

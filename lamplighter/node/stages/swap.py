@@ -383,11 +383,9 @@ def _let_go(run: Run, staged: Staged) -> Optional[launcher.Launched]:
 
 def _record_of(run: Run, staged: Staged, launched: launcher.Launched, launch: LaunchFiles) -> dict[str, Any]:
     """Return what ``server.json`` says of a server that was launched just now."""
-    main, plan = launched.main, staged.plan
+    plan = staged.plan
     return {
-        "boot_id": main.boot_id,
-        "pid": main.pid,
-        "start": main.start,
+        **launched.main.to_json(),
         **_keeper(launched),
         "port": plan.port,
         "host": plan.host,

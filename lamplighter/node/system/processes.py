@@ -24,7 +24,20 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Collection,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,6 +62,14 @@ class Identity:
     boot_id: str
     pid: int
     start: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Identity:
+        """Return whom a record speaks of that was made with ``to_json``."""
+        return cls(record["boot_id"], record["pid"], record["start"])
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"boot_id": self.boot_id, "pid": self.pid, "start": self.start}
 
 
 @dataclass(frozen=True)
@@ -251,12 +272,6 @@ def why_unseen() -> str:
     """Say of a process that lives, and of which nothing can be read, why that is so."""
     option = hidden_by()
     return f"another user's: {PROC} is mounted with {option}" if option else f"alive, and not to be seen in {PROC}"
-
-
-def session_pids(sid: int) -> Tuple[int, ...]:
-    """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
-    found = ((pid, _stat(pid)) for pid in pids())
-    return tuple(pid for pid, stat in found if stat is not None and stat.sid == sid and not _is_dead(pid, stat))
 
 
 class SessionScan:
@@ -831,7 +846,6 @@ __all__ = [
     "pids",
     "processes",
     "read_process",
-    "session_pids",
     "unit_in",
     "unit_of",
     "user_name",
