@@ -39,6 +39,32 @@ def _split(argv: Sequence[str]) -> List[Tuple[str, Optional[str]]]:
     return words
 
 
+def by_flag(words: Sequence[str], bare: str) -> Dict[str, str]:
+    """Turn a command line into names and values: flags by their name, other words by their place.
+
+    A flag without a value has the value ``bare``; one that comes twice has both.
+    """
+    found: Dict[str, str] = {}
+    place = 0
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            found[f"word {place}"] = word
+            place += 1
+            continue
+        name, equals, value = word.partition("=")
+        if not equals:
+            following = []
+            while index < len(words) and not re.match(r"--?[A-Za-z]", words[index]):
+                following.append(words[index])
+                index += 1
+            value = " ".join(following) if following else bare
+        found[name] = f"{found[name]} {value}".strip() if name in found else value
+    return found
+
+
 def model_of(engine: Mapping[str, Any], argv: Sequence[str]) -> Optional[str]:
     """Find the model among the arguments: the value of its flag, or the word in its place of the launch command."""
     launch = engine.get("launch") or {}

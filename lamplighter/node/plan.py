@@ -11,6 +11,9 @@ import dataclasses
 import functools
 from typing import Any, Mapping, Optional, Union, get_args, get_origin, get_type_hints
 
+#: What ``engine`` has of the role `node` (roles/node/*.yml): it is about the node, whichever release is started.
+OF_NODE = ("programs", "faults")
+
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
@@ -113,6 +116,11 @@ class Plan:
     def exports(self) -> dict[str, str]:
         """The plain variables that the launch script exports; what only the node knows comes on top."""
         return {name: variable.value for name, variable in self.env.items()}
+
+    @property
+    def faults(self) -> Mapping[str, Any]:
+        """What roles/node/faults.yml says."""
+        return self.engine.get("faults") or {}
 
     @property
     def uses_gpus(self) -> bool:

@@ -140,7 +140,7 @@ def _worker_of(run: RunDirectory, worker: Optional[subprocess.Popen[bytes]]) -> 
     record = read_json(run.worker, **IDENTITY)
     if record is None:
         return None
-    return processes.Handle.open(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+    return processes.Handle.open(processes.Identity.of(record))
 
 
 def _last_errors(run: RunDirectory) -> str:

@@ -275,7 +275,7 @@ def is_at_work(directory: RunDirectory) -> bool:
     """Tell whether the worker of a run lives, or may be just about to begin."""
     record = read_json(directory.worker, **IDENTITY)
     if record is not None:
-        return processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"]))
+        return processes.is_alive(processes.Identity.of(record))
     if os.path.exists(directory.worker):
         return False  # damaged since: it began long ago
     if any(processes.read_process(pid) is None for pid in files.writers_of(directory.worker)):
@@ -293,9 +293,7 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     directory = home.run(request["run"])
     me = processes.read_process(os.getpid())
     if me is not None:
-        identity = me.identity
-        known = {"boot_id": identity.boot_id, "pid": identity.pid, "start": identity.start, "t": time.time()}
-        files.write_json(directory.worker, known)
+        files.write_json(directory.worker, {**me.identity.to_json(), "t": time.time()})
     run = Run(request, home, directory, runner)
     release = request.get("release") or {}
     run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))

@@ -7,12 +7,12 @@ have another value.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lamplighter.inventory.schema import TREATMENT
+from lamplighter.node import arguments
 from lamplighter.release.release import Release
 
 #: Told apart from the other settings, or made of them.
@@ -59,7 +59,7 @@ def compare(release: Release, current: Mapping[str, Any] | None, changed_secrets
     """
     old: Mapping[str, Any] = (current or {}).get("server") or {}
     new: Mapping[str, Any] = release.manifest["server"]
-    argv = _changes(_flags(old.get("argv") or ()), _flags(new["argv"]))
+    argv = _changes(arguments.by_flag(old.get("argv") or (), ""), arguments.by_flag(new["argv"], ""))
     if not argv and list(old.get("argv") or ()) != list(new["argv"]):
         argv = (Change("order of arguments", " ".join(old["argv"]), " ".join(new["argv"])),)
     names = {*changed_secrets, *(set(old.get("secrets") or ()) ^ set(new["secrets"]))}
@@ -82,22 +82,6 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Chang
     return tuple(
         Change(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)
     )
-
-
-def _flags(words: Sequence[str]) -> dict[str, str]:
-    """A command line as flags and their values; other words by their place, a flag without a value has none."""
-    found: dict[str, str] = {}
-    flag = None
-    for place, word in enumerate(words):
-        if re.match(r"--?[A-Za-z]", word):
-            flag, equals, value = word.partition("=")
-            found[flag] = f"{found[flag]} {value}".strip() if flag in found else value
-            flag = None if equals else flag
-        elif flag is None:
-            found[f"word {place}"] = word
-        else:
-            found[flag] = f"{found[flag]} {word}".strip()
-    return found
 
 
 def _variables(plan: Mapping[str, Any]) -> dict[str, str]:

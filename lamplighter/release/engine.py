@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: What a role may be called: the name of a directory, and nothing that leads elsewhere.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Of the role `node`: what the programs around any server are, see node/keeper/parents.py.
-PROGRAMS = "node/programs.yml"
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
@@ -128,9 +126,9 @@ def load_engine(name: str, roles: Path) -> Engine:
     for location in _missing(merged):
         problems.add(top, f"{location} is missing")
     problems.raise_if_any()
-    programs = _read_programs(roles, problems)
+    of_node = {key: _read_of_node(key, model, roles, problems) for key, model in _OF_NODE.items()}
     problems.raise_if_any()
-    compiled = {"name": name, **_complete(merged), "programs": programs}
+    compiled = {"name": name, **_complete(merged), **of_node}
     return Engine(name, compiled["launch"], compiled)
 
 
@@ -202,13 +200,13 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
     return {**together, "ancestors": [parent, *ground["ancestors"]]}
 
 
-def _read_programs(roles: Path, problems: Problems) -> dict[str, Any]:
-    """The names of ``node/programs.yml``; {} in a directory of roles that has none."""
-    path = roles / PROGRAMS
+def _read_of_node(name: str, model: type[_Part], roles: Path, problems: Problems) -> dict[str, Any]:
+    """The content of a file of the role ``node``; {} in a directory of roles that has none."""
+    path = roles / "node" / f"{name}.yml"
     if not path.is_file():
         return {}
     value = read_mapping(path, problems, is_ours=True)
-    _check(value, problems, _Programs)
+    _check(value, problems, model)
     return dict(_as_json(plain(value)))
 
 
@@ -540,6 +538,29 @@ class _Programs(_Part):
     sessions: tuple[StrictStr, ...] = ()
     restarters: dict[StrictStr, StrictStr] = {}
     monitors: tuple[StrictStr, ...] = ()
+    watchers: tuple[StrictStr, ...] = ()
+
+
+class _Xid(_Part):
+    means: StrictStr
+    harmless: StrictBool = False
+
+
+class _Stuck(_Part):
+    sleeps_in: Annotated[Regex, Field(alias="in")]
+    advice: StrictStr
+
+
+class _Faults(_Part):
+    xids: dict[Annotated[StrictStr, Field(pattern=r"^\d+$")], _Xid] = {}
+    explained_by_xid: tuple[Cause, ...] = ()
+    explained_by_oom: tuple[Cause, ...] = ()
+    stuck: tuple[_Stuck, ...] = ()
+    hints: dict[Cause, Hint] = {}
+
+
+#: What is about any node, by the file of the role `node` that says it: it reaches the node with the engine.
+_OF_NODE: dict[str, type[_Part]] = {"programs": _Programs, "faults": _Faults}
 
 
 class _File(_Part):

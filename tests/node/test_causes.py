@@ -14,6 +14,9 @@ import pytest
 from lamplighter.node.log import causes
 from lamplighter.node.log.causes import Failed, KernelNote, explain, kernel_notes, read_kernel_notes
 from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.release.engine import load_engine
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 # As the kernel and its drivers write them: 5.15 to 6.8, NVIDIA 535 to 580; names and addresses replaced.
 SAMPLE = """\
@@ -42,6 +45,7 @@ def test_the_lines_of_the_time_are_found() -> None:
     assert read_kernel_notes("") == ()
 
 
+ENGINE = load_engine("demo", PROJECT / "roles").compiled
 FOUND = Diagnosis("sglang", "0.5.16", "failed", "weights", "crashed", "", None, None, "")
 
 
@@ -56,21 +60,21 @@ def note(kind: str, pid: int | None = None, code: int | None = None) -> KernelNo
 
 def test_a_broken_gpu_explains_a_hang_and_a_programs_own_fault_does_not() -> None:
     stalled = dataclasses.replace(FOUND, cause="stalled")
-    told = explain(stalled, failed(), {}, [note("xid", code=79)])
+    told = explain(stalled, failed(), ENGINE, [note("xid", code=79)])
     assert (told.diagnosis.cause, told.diagnosis.evidence) == ("gpu_hardware", "xid 79")
     assert "servers.{server}.gpus" in told.diagnosis.hint
-    told = explain(stalled, failed(), {}, [note("xid", code=31)])
+    told = explain(stalled, failed(), ENGINE, [note("xid", code=31)])
     assert told.diagnosis.cause == "stalled"
     assert told.notes == ("kernel: xid 31",)
     oom = dataclasses.replace(FOUND, cause="gpu_oom", evidence="CUDA out of memory")
-    assert explain(oom, failed(), {}, [note("xid", code=79)]).diagnosis.cause == "gpu_oom"
+    assert explain(oom, failed(), ENGINE, [note("xid", code=79)]).diagnosis.cause == "gpu_oom"
 
 
 def test_an_oom_kill_counts_when_it_was_one_of_ours() -> None:
-    told = explain(FOUND, failed(signal=9), {}, [note("oom", pid=4243)])
+    told = explain(FOUND, failed(signal=9), ENGINE, [note("oom", pid=4243)])
     assert told.diagnosis.cause == "host_oom"
     assert told.diagnosis.evidence == "oom 4243"
-    assert explain(FOUND, failed(signal=9), {}, [note("oom", pid=77)]).diagnosis.cause == "killed"
+    assert explain(FOUND, failed(signal=9), ENGINE, [note("oom", pid=77)]).diagnosis.cause == "killed"
 
 
 def test_what_signal_nine_means() -> None:

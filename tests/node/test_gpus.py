@@ -20,6 +20,9 @@ from lamplighter.node.gpu import gpus, holders
 from lamplighter.node.gpu.gpus import FREED, HELD, NO_HOLDERS, UNKNOWN, Answer, FreedWatch, Sample, Verdict, judge
 from tests.node.living import group_members, until
 
+PROGRAMS = Path(__file__).resolve().parents[2] / "roles/node/programs.yml"
+WATCHERS = yaml.safe_load(PROGRAMS.read_text())["watchers"]
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -634,11 +637,11 @@ def test_holders_of_the_devices_are_found_and_sorted_out(devices: Path, tmp_path
             said([gpu()], [f"{B}, {holder}, x, 5"]),
             said([gpu()], [f"{A}, {holder}, x, 5"]),
         )
-        assert gpus.foreign_holders(found, idle, [A]) == (holder,)
-        assert gpus.foreign_holders(found, here, [A]) == (holder,)
-        assert gpus.foreign_holders(found, elsewhere, [A]) == ()
-        assert gpus.foreign_holders(found, idle, [A], ours=[holder]) == ()
-        assert gpus.foreign_holders(found, idle, [A], allow=[os.path.basename(sys.executable)]) == ()
+        assert gpus.foreign_holders(found, idle, [A], allow=WATCHERS) == (holder,)
+        assert gpus.foreign_holders(found, here, [A], allow=WATCHERS) == (holder,)
+        assert gpus.foreign_holders(found, elsewhere, [A], allow=WATCHERS) == ()
+        assert gpus.foreign_holders(found, idle, [A], ours=[holder], allow=WATCHERS) == ()
+        assert gpus.foreign_holders(found, idle, [A], allow=[*WATCHERS, os.path.basename(sys.executable)]) == ()
     finally:
         for child in children:
             child.kill()

@@ -83,7 +83,7 @@ def test_a_loop_is_stopped_before_its_server_and_nothing_comes_back(living: Livi
     assert all(isinstance(each.place, Process) and each.may_be_stopped and not each.may_be_started for each in loops)
     top = loops[0].place
     assert isinstance(top, Process)
-    assert restarters.stop_parents(loops, 30, no_word) == ""
+    assert restarters.stop_parents(loops, 30, no_word) == []
     assert processes.is_alive(server.identity)
     assert not any(processes.is_alive(each.place.identity) for each in loops if isinstance(each.place, Process))
     os.kill(server.pid, signal.SIGKILL)
@@ -153,6 +153,6 @@ def test_what_may_start_it_again_is_refused_until_it_is_listed(living: Living, t
     assert ("supervisorctl stop" in found.hint) == (name == "supervisord")
     (found,) = find(server, name)
     assert found.may_be_stopped
-    assert restarters.stop_parents([found], 30, no_word) == ""
+    assert restarters.stop_parents([found], 30, no_word) == []
     watchdog.wait(timeout=60)
     assert not find(server)

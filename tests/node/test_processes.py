@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from lamplighter.node.system import processes
 from lamplighter.node.system.processes import Container, Handle, Identity, Process, Unit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PROJECT = Path(__file__).resolve().parents[2]
+ADVICE = yaml.safe_load((PROJECT / "roles/node/faults.yml").read_text())["stuck"]
 
 
 @pytest.fixture
@@ -415,7 +417,7 @@ def test_user_names() -> None:
 def test_nothing_speaks_against_killing_a_sleeping_process(start) -> None:
     process = processes.read_process(start(SLEEP).pid)
     assert process is not None
-    assert processes.why_unkillable(process) is None
+    assert processes.why_unkillable(process, ADVICE) is None
 
 
 UVM_SPIN = "[<0>] uvm_spin_loop+0xb4/0x140 [nvidia_uvm]\n[<0>] uvm_push_wait+0x20/0x30 [nvidia_uvm]\n"
@@ -441,7 +443,7 @@ UNPIN = "[<0>] __cond_resched+0x1/0x2\n[<0>] unpin_user_pages+0x31/0x90\n[<0>] o
     ],
 )
 def test_the_advice_fits_the_place_in_the_kernel(state: str, wchan: str, stack: str, says: str | None) -> None:
-    found = processes.explain_stuck(state, wchan, stack)
+    found = processes.explain_stuck(state, wchan, stack, ADVICE)
     assert found is None if says is None else found is not None and says in found
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from lamplighter.node.keeper.launcher import Launched
 from lamplighter.node.layout import LaunchFiles, ReleaseDirectory
@@ -25,6 +26,8 @@ from lamplighter.node.start.probe import Answer, Port, find_api_key
 from lamplighter.node.start.readiness import NotReady, Ready
 from lamplighter.node.system import processes
 from tests.node.living import Living, process_of, until
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 #: Runs each line of its stdin. `serve` opens the port; `answers` says how it answers.
 SERVER = r"""
@@ -71,6 +74,7 @@ time.sleep(600)
 """
 
 ENGINE: dict[str, Any] = {
+    "faults": yaml.safe_load((PROJECT / "roles/node/faults.yml").read_text()),
     "name": "zebra",
     "settle": 0.6,
     "api_key_flag": "--api-key",

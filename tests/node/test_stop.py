@@ -240,7 +240,7 @@ from lamplighter.node.keeper import stop
 from lamplighter.node.system import processes
 stop.KILL_SECONDS = 0.3
 found = [processes.read_process({other.pid})]
-print(stop.describe_survivors(stop.stop(lambda: found, stop.Manner(signal.SIGTERM, 0.1), lambda text: None)))
+print(stop.describe_survivors(stop.stop(lambda: found, stop.Manner(signal.SIGTERM, 0.1), lambda text: None), ()))
 """
     said = living.plain(code, user=NOBODY, group=NOBODY, cwd="/")
     assert said == f"pid {other.pid} (someone's server)"

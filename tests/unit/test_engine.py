@@ -233,6 +233,23 @@ def test_a_mistake_is_named_with_file_and_line(roles: Path, text: str, said: str
     assert said in refused(roles, "bad", text)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("faults", "xids:\n  79: {mean: x}\n", "roles/node/faults.yml:2: xids.79.mean: unknown key (did you mean means?)"),
+        ("faults", "stuck:\n  - {in: '(', advice: x}\n", "roles/node/faults.yml:2: stuck.0.in: is no regular expression"),
+        ("faults", "hints: {tls: 'see {serve}'}\n", "roles/node/faults.yml:1: hints.tls: {serve} is not {server}"),
+        ("programs", "watcher: [gpud]\n", "roles/node/programs.yml:1: watcher: unknown key (did you mean watchers?)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_what_is_about_the_node_is_named_with_file_and_line(
+    roles: Path, name: str, text: str, said: str
+) -> None:
+    (roles / "node").mkdir()
+    (roles / "node" / f"{name}.yml").write_text(text)
+    assert said in refused(roles, "bad", "extends: zebra\n")
+
+
 def test_mistakes_of_parent_and_child_come_together(roles: Path) -> None:
     role(roles, "zebra", PARENT + "wrapers: []\n")
     said = refused(roles, "bad", "extends: zebra\nbening: []\n")

@@ -25,6 +25,7 @@ from lamplighter.node.events import Exit
 from lamplighter.node.gpu import xids
 from lamplighter.node.log import causes
 from lamplighter.node.log.verdict import Diagnosis
+from lamplighter.release.engine import load_engine
 from lamplighter.run import verify
 from lamplighter.run.checks import ServerUnderCheck, run_checks
 from lamplighter.run.outcome import CheckResult
@@ -33,6 +34,7 @@ from lamplighter.run.verify import Results, junit_text
 PROJECT = Path(__file__).resolve().parent.parent.parent
 CHECKS = PROJECT / "roles" / "node" / "checks"
 RECORDED = json.loads((PROJECT / "tests" / "recordings" / "facts" / "demo.json").read_text())
+DEMO = load_engine("demo", PROJECT / "roles").compiled
 THRESHOLDS = yaml.safe_load((PROJECT / "roles" / "node" / "defaults.yml").read_text())["server"]["checks"]
 UUIDS = RECORDED["wanted"]["uuids"]
 
@@ -86,7 +88,7 @@ class Node:
 def healthy() -> dict[str, Any]:
     """The recorded facts, and a node that has everything a check can ask about."""
     facts = copy.deepcopy(RECORDED)
-    facts["fatal_xids"] = xids.fatal()
+    facts["fatal_xids"] = xids.fatal(DEMO)
     facts["limits"].update({"locked memory": None, "open files": 1048576})
     facts["driver"]["module"] = "580.159.04"
     facts["unit"] = {
@@ -256,7 +258,7 @@ def test_a_failed_start_and_the_check_agree_on_which_gpu_errors_are_fatal() -> N
     failed = causes.Failed(8000, 0.0, None, (), (), {}, "/")
     for code, is_fatal in ((31, False), (63, False), (48, True), (140, True)):  # two were in one list alone
         line = f"[ 1.000000] NVRM: Xid (PCI:0000:18:00): {code}, pid=1, told"
-        found = causes.explain(crashed, failed, {}, causes.read_kernel_notes(line))
+        found = causes.explain(crashed, failed, DEMO, causes.read_kernel_notes(line))
         assert (found.diagnosis.cause == "gpu_hardware") == is_fatal
         outcome = check("no_xid", answers={"NVRM": Done(stdout=line + "\n")})["no_xid"].outcome
         assert outcome == ("failed" if is_fatal else "passed")

@@ -13,6 +13,7 @@ import time
 from typing import Callable, Collection, Optional
 
 from lamplighter.node.gpu import driver, gpus, holders
+from lamplighter.node.keeper import parents
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import files, processes
@@ -55,6 +56,7 @@ def await_freed(
     35 ms each (190 ms while memory is torn down).
     """
     baseline = read_baseline(home)
+    may_be_open = {*plan.allow, *parents.Programs.of(plan.engine).watchers}
     watch = gpus.FreedWatch()
     began = time.monotonic()
     told = ""
@@ -67,7 +69,7 @@ def await_freed(
         scanned = ""
         if verdict.word in (gpus.FREED, gpus.NO_HOLDERS):
             scan = gpus.device_holders()
-            foreign = tuple(holders.open_devices(scan, sample, uuids, {*mine, *spared()}, plan.allow))
+            foreign = tuple(holders.open_devices(scan, sample, uuids, {*mine, *spared()}, may_be_open))
             scanned = f"; {scan.gap}" if scan.gap else ""
         now = time.monotonic()
         state = watch.feed(verdict, mine, foreign, now)

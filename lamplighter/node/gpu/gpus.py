@@ -661,24 +661,6 @@ def resolve(gpus: Union[str, Sequence[Union[int, str]]], sample: Sample) -> Reso
 
 # ------------------------------------------------------------------------------------------ who has the devices open
 
-#: facts: these watch GPUs and hold their device files; they hold no memory. Others are named in the inventory.
-WATCHERS: FrozenSet[str] = frozenset(
-    (
-        "nvidia-smi",
-        "nvidia-persistenced",
-        "nvidia-powerd",
-        "nv-hostengine",
-        "nv-fabricmanager",
-        "nvidia-imex",
-        "dcgm-exporter",
-        "nvidia_gpu_exporter",
-        "nvidia-device-plugin",
-        "gpud",
-        "Xorg",
-        "Xwayland",
-    )
-)
-
 #: What the device files begin with.
 DEVICES = "/dev/nvidia"
 
@@ -743,7 +725,7 @@ def foreign_holders(
     ours: Collection[int] = (),
     allow: Collection[str] = (),
 ) -> Tuple[int, ...]:
-    """Pick the pids that stand in the way: not ours, not allowed, no watcher, and not at work on other GPUs only.
+    """Pick the pids that stand in the way: not ours, not allowed, and not at work on other GPUs only.
 
     A CUDA process opens the devices of GPUs that it does not use, so one that nvidia-smi lists on other GPUs and on
     none of the ``expected`` is a neighbour.
@@ -758,7 +740,7 @@ def foreign_holders(
         pid
         for pid, holder in sorted(found.by_pid.items())
         if pid not in passed
-        and not _names(holder.process) & (WATCHERS | set(allow))
+        and not _names(holder.process) & set(allow)
         and not all(_CONTROL.fullmatch(device[len(DEVICES) :]) for device in holder.devices)
     )
 

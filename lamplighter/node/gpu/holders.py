@@ -27,13 +27,14 @@ def look(
     uuids: Sequence[str],
     port: int,
     allow: Collection[str],
+    watchers: Collection[str],
     ours: Collection[int] = (),
     table: Optional[Mapping[int, Process]] = None,
     sample: Optional[gpus.Sample] = None,
 ) -> Evidence:
     """See who holds the GPUs ``uuids`` or listens on ``port``. ``ours``: the pids that are known to be ours.
 
-    ``table`` and ``sample``, where given, save another look.
+    ``allow`` may stay, ``watchers`` may have the devices open. ``table`` and ``sample`` save another look.
     """
     table = processes.processes() if table is None else table
     listeners = frozenset(pid for listener in ports.listeners(port) for pid in listener.pids)
@@ -44,7 +45,7 @@ def look(
     everywhere = holders_by_gpu(sample)
     wanted = {uuid.lower() for uuid in uuids}
     neighbours = frozenset(pid for pid, where in everywhere.items() if not where & wanted) - set(verdict.holders)
-    _, opened = lastingly_open(sample, uuids, {*ours, *verdict.holders}, allow)
+    _, opened = lastingly_open(sample, uuids, {*ours, *verdict.holders}, {*allow, *watchers})
     return Evidence(
         table,
         gpu_holders=frozenset(verdict.holders) | opened.keys(),

@@ -30,7 +30,8 @@ def find_claims(
     table = processes.processes()
     recorded = recorded_launches(home, table)
     ours = {process.pid for record in recorded for process in ownership.members(record, table)}
-    evidence = holders.look(uuids, plan.port, plan.allow, ours, table, sample)
+    watchers = parents.Programs.of(plan.engine).watchers
+    evidence = holders.look(uuids, plan.port, plan.allow, watchers, ours, table, sample)
     found = ownership.claims(
         evidence,
         recorded,
@@ -122,7 +123,7 @@ def _last_launch(home: ServerHome) -> Optional[ownership.Recorded]:
     record = launcher.read_record(home)
     if record is None or record["attempt"] == "adopted" or record.get("unit"):
         return None
-    main = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    main = processes.Identity.of(record)
     supervisor = supervisor_in(record)
     is_there = any(each is not None and processes.is_alive(each) for each in (main, supervisor))
     return ownership.Recorded(main, supervisor) if is_there else None

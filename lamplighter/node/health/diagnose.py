@@ -32,7 +32,9 @@ def diagnose(request: Mapping[str, Any], root: str) -> Dict[str, Any]:
     told = _told(run)
     ended = read_exit(launch) is not None
     watched = _read(launch.log, request["engine"])
-    diagnosis = _merged(watched.diagnosis(exited=ended and not _was_stopped(told)), told.get(events.FAILURE))
+    diagnosis = _merged(
+        watched.diagnosis(exited=ended and not _was_stopped(told)), told.get(events.FAILURE), request["engine"]
+    )
     notes: List[str] = list((told.get(events.FAILURE) or {}).get("notes") or ())
     if not notes and diagnosis.outcome == "failed":
         notes = [f"kernel: {note.text}" for note in (causes.kernel_notes(0.0) or ())[-causes.MOST_NOTES :]]
@@ -98,9 +100,9 @@ def _read(path: str, engine: Mapping[str, Any]) -> LogWatch:
     return watched
 
 
-def _merged(found: Diagnosis, failure: Optional[Mapping[str, Any]]) -> Diagnosis:
+def _merged(found: Diagnosis, failure: Optional[Mapping[str, Any]], engine: Mapping[str, Any]) -> Diagnosis:
     known = (failure or {}).get("cause")
-    if failure is None or known is None or not (found.cause is None or causes.explains(known, found.cause)):
+    if failure is None or known is None or not (found.cause is None or causes.explains(known, found.cause, engine)):
         return found
     return dataclasses.replace(
         found,

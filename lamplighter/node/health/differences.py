@@ -7,9 +7,9 @@ ready (*deployed*), and what lives on the node. Which of the two sides of a diff
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from lamplighter.node import arguments
 from lamplighter.node.confidential import looks_secret
 
 #: Kinds, in the order in which they are told.
@@ -59,7 +59,7 @@ def of_words(kind: str, prefix: str, wanted: Sequence[str], found: Sequence[str]
 
     Beside the name of a secret of the inventory's no value is shown, nor one that looks like a secret itself.
     """
-    one, two = _flags(wanted), _flags(found)
+    one, two = (arguments.by_flag(words, "(set)") for words in (wanted, found))
     differences = _of_mappings(kind, one, two)
     if not differences and list(wanted) != list(found):
         differences = [Difference(kind, "order of arguments", " ".join(wanted), " ".join(found))]
@@ -79,32 +79,6 @@ def _hide(flag: str, value: Optional[str], other: Optional[str]) -> Optional[str
         return value
     is_beside_secret = other is not None and other.startswith(_HELD)
     return HIDDEN if is_beside_secret or looks_secret(flag, value) else value
-
-
-def _flags(words: Sequence[str]) -> Dict[str, str]:
-    """Turn a command line into names and values: flags by their name, other words by their place.
-
-    A flag without a value has the value "(set)"; one that comes twice has both.
-    """
-    found: Dict[str, str] = {}
-    place = 0
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not re.match(r"--?[A-Za-z]", word):
-            found[f"word {place}"] = word
-            place += 1
-            continue
-        name, equals, value = word.partition("=")
-        if not equals:
-            following = []
-            while index < len(words) and not re.match(r"--?[A-Za-z]", words[index]):
-                following.append(words[index])
-                index += 1
-            value = " ".join(following) if following else "(set)"
-        found[name] = f"{found[name]} {value}" if name in found else value
-    return found
 
 
 def _flat(name: str, value: Any) -> Dict[str, str]:

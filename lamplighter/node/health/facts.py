@@ -14,7 +14,7 @@ import platform
 import time
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
-from lamplighter.node.gpu import driver, gpus, holders, xids
+from lamplighter.node.gpu import driver, gpus, holders
 from lamplighter.node.start import software
 from lamplighter.node.system import disks, memory, ports, processes
 from lamplighter.node.system.processes import Process
@@ -70,7 +70,6 @@ def node_facts(
         "space": {path: disks.space(path) for path in dict.fromkeys(["/dev/shm", *paths])},  # noqa: S108 - looked at only
         "stuck": stuck(table),
         "iommu": {"groups": _count("/sys/kernel/iommu_groups"), "cmdline": (_text("/proc/cmdline") or "").strip()},
-        "fatal_xids": xids.fatal(),
         "nccl_files": {path: _text(os.path.expanduser(path)) for path in software.NCCL_FILES},
     }
 
@@ -126,13 +125,14 @@ def holder_facts(
     baseline: Mapping[str, Optional[int]],
     ours: Callable[[], Collection[int]],
     allow: Collection[str],
+    watchers: Collection[str] = (),
     accepted: Collection[str] = (),
 ) -> Dict[str, Any]:
     """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
 
     All of it is of one sample, the last: whoever else is there for a moment, and memory that is nobody's for a moment,
     is looked at again. ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on
-    starting processes. ``unaccounted``: see ``gpus.unaccounted``.
+    starting processes. ``watchers`` may have the devices open. ``unaccounted``: see ``gpus.unaccounted``.
     """
     if not uuids:
         nothing = {"word": None, "reason": "the server uses no GPU", "unaccounted": ""}
@@ -150,7 +150,7 @@ def holder_facts(
         if (is_lasting and not unaccounted) or time.monotonic() > until:
             break
         time.sleep(holders.APART_SECONDS)
-    scan, opened = holders.lastingly_open(sample, uuids, {*known, *verdict.holders}, allow)
+    scan, opened = holders.lastingly_open(sample, uuids, {*known, *verdict.holders}, {*allow, *watchers})
     others = _alive(dict.fromkeys(opened, ""))
     known.update(ours())
     return {

@@ -33,10 +33,10 @@ MOST_LOG_BYTES = 1 << 20
 
 
 #: A server under load may take long for its first token; one that hangs never gives it.
-TOKEN_SECONDS = 60.0
+PATIENT_SECONDS = 60.0
 
 
-def trouble_of(home: ServerHome, seconds: float = TOKEN_SECONDS) -> Optional[str]:
+def trouble_of(home: ServerHome, seconds: float = PATIENT_SECONDS) -> Optional[str]:
     """Say why the server is not healthy: not ours on its port, another model, no token in time. None: it is well.
 
     A server that is too busy for a token within ``seconds`` is well where its counters of tokens grow, or its log gains

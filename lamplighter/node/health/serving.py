@@ -18,7 +18,7 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.start import probe
 from lamplighter.node.system import http, ports, processes
 
-#: So long may a token take before a server counts as one that does not answer; a busy one is told by its counters.
+#: So long may a token take where somebody waits for the answer; a busy server is told by its counters.
 TOKEN_SECONDS = 10.0
 
 
@@ -69,7 +69,7 @@ def look(
 
     ``plan`` says how to ask a stranger; without it that is named only. ``seconds``: for one token.
     """
-    ours = _ours(home, seconds)
+    ours = _ours(home, seconds, plan)
     if ours.record is not None:
         return ours
     stranger = _stranger(home, plan, seconds)
@@ -78,14 +78,15 @@ def look(
     return dataclasses.replace(stranger, is_alive=ours.is_alive)
 
 
-def _ours(home: ServerHome, seconds: float) -> Serving:
+def _ours(home: ServerHome, seconds: float, plan: Optional[Plan]) -> Serving:
     record = launcher.read_record(home)
     main = launcher.present(record).main if record is not None else None
     if record is None or main is None:
         return Serving()
     who = f"release {record['release']}"
     told = {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
-    if home.release(record["release"]).read_plan() is None:
+    stored = home.release(record["release"]).read_plan()
+    if stored is None:
         return _damaged(record, told, who)
     if record.get("ready"):
         trouble, note = liveness.trouble_of(home, seconds), ""
@@ -93,7 +94,8 @@ def _ours(home: ServerHome, seconds: float) -> Serving:
         trouble, note = first_answer(home, record, seconds), "its start was given up before it had answered"
     if trouble is None:
         return Serving(told, who, note, is_alive=True)
-    stuck = [why for each in launcher.present_members(record) if (why := processes.why_unkillable(each))]
+    advice = (plan or stored).faults.get("stuck", ())
+    stuck = [why for each in launcher.present_members(record) if (why := processes.why_unkillable(each, advice))]
     because = f"; {stuck[0]}" if stuck else ""
     return Serving(None, who, f"{who} (pid {main.pid}) is alive, but {trouble}{because}", is_alive=True)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping, Optional
 
-from lamplighter.node.gpu import freeing
+from lamplighter.node.gpu import freeing, xids
 from lamplighter.node.health import differences, drift, facts, liveness
-from lamplighter.node.keeper import launcher, systemd
+from lamplighter.node.keeper import launcher, parents, systemd
 from lamplighter.node.keeper.launched import unit_in
 from lamplighter.node.layout import ServerHome, read_json
 from lamplighter.node.plan import Plan
@@ -26,14 +26,17 @@ def all_facts(plan: Plan, home: ServerHome) -> Dict[str, Any]:
     main = launcher.present(record).main if record is not None else None
     found = facts.node_facts(plan.gpus, disks.places(home.path, plan.model), plan.gpu_warnings.accept)
     uuids = found["wanted"]["uuids"]
-    report = scope.live_report(home)
+    report, watchers = scope.live_report(home), parents.Programs.of(plan.engine).watchers
 
     def ours() -> List[int]:
         return [process.pid for process in launcher.present_members(record)] if record is not None else []
 
     return {
         **found,
-        "holders": facts.holder_facts(uuids, freeing.read_baseline(home), ours, plan.allow, plan.gpu_warnings.accept),
+        "fatal_xids": xids.fatal(plan.engine),
+        "holders": facts.holder_facts(
+            uuids, freeing.read_baseline(home), ours, plan.allow, watchers, plan.gpu_warnings.accept
+        ),
         "processes": [facts.describe(process) for process in members],
         "limits": facts.limits_of(main.pid) if main is not None else {},
         "environment": report,
@@ -61,7 +64,7 @@ def _answers(plan: Plan, home: ServerHome, record: Mapping[str, Any]) -> Dict[st
     trouble = ""
     try:
         generation = http.generate(
-            engine, host, plan.port, plan.served_name, liveness.TOKEN_SECONDS, api_key=key, tls=plan.tls
+            engine, host, plan.port, plan.served_name, liveness.PATIENT_SECONDS, api_key=key, tls=plan.tls
         )
         reply, trouble = generation.reply, generation.error
     except http.HttpFailed as failed:

@@ -257,9 +257,7 @@ def _record(
     identity = found.process.identity
     output = (processes.open_files(identity.pid) or {}).get(1, "")
     return {
-        "boot_id": identity.boot_id,
-        "pid": identity.pid,
-        "start": identity.start,
+        **identity.to_json(),
         "port": server["port"],
         "host": found.host,
         "model": model,

@@ -156,9 +156,7 @@ def _record(order: dict[str, Any], pid: int) -> None:
     files.write_json(
         order["process"],
         {
-            "boot_id": main.identity.boot_id,
-            "pid": pid,
-            "start": main.start,
+            **main.identity.to_json(),
             "cgroup": main.cgroup,
             "supervisor_pid": supervisor.pid,
             "supervisor_start": supervisor.start,

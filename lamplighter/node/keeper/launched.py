@@ -106,7 +106,7 @@ def read_launched(launch: LaunchFiles) -> Optional[Launched]:
     if record is None:
         return None
     return Launched(
-        processes.Identity(record["boot_id"], record["pid"], record["start"]),
+        processes.Identity.of(record),
         supervisor_in(record),
         unit_in(record),
         launch,

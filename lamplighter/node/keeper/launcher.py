@@ -221,7 +221,7 @@ def _recall(home: ServerHome) -> Optional[dict[str, Any]]:
         record = _as_record(home, launch, is_lasting)
         if record is None:
             continue
-        if processes.is_alive(processes.Identity(record["boot_id"], record["pid"], record["start"])):
+        if processes.is_alive(processes.Identity.of(record)):
             return record
         last, lasting = last or record, record if is_lasting else lasting
     return lasting or last
@@ -295,7 +295,7 @@ class Present:
 
 def present(record: Mapping[str, Any]) -> Present:
     """Ask which process ``server.json`` stands for now: the launched one, or the one that systemd started since."""
-    launched = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    launched = processes.Identity.of(record)
     unit = unit_in(dict(record))
     state = systemd.look(unit) if unit is not None else None
     if unit is None or state is None:

@@ -45,13 +45,15 @@ class Programs:
     sessions: frozenset[str] = frozenset()
     restarters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     monitors: frozenset[str] = frozenset()
+    watchers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, engine: Mapping[str, Any]) -> Programs:
         """Take them from what the control side sent with the engine's role."""
         said = engine.get("programs") or {}
-        lists = {name: frozenset(said.get(name) or ()) for name in ("wrappers", "shells", "sessions", "monitors")}
-        return cls(restarters=dict(said.get("restarters") or {}), **lists)
+        lists = ("wrappers", "shells", "sessions", "monitors", "watchers")
+        named = {name: frozenset(said.get(name) or ()) for name in lists}
+        return cls(restarters=dict(said.get("restarters") or {}), **named)
 
     def is_shell(self, process: Process) -> bool:
         return os.path.basename(process.exe or "") in self.shells or bool(_plain_names(process) & self.shells)

@@ -282,15 +282,14 @@ def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> s
     return "" if answer.ok else f"{restarter.name} could not be stopped: {answer.stderr.strip()[-300:]}"
 
 
-def stop_parents(found: Iterable[Restarter], seconds: float, tell: Callable[[str], None]) -> str:
-    """End the parents among ``found``, all at once lest one starts another again; return who would not die, or ""."""
+def stop_parents(found: Iterable[Restarter], seconds: float, tell: Callable[[str], None]) -> list[Process]:
+    """End the parents among ``found``, all at once lest one starts another again; return who would not die."""
     above = [restarter.place for restarter in found if isinstance(restarter.place, Process)]
     if not above:
-        return ""
+        return []
     tell(f"stopping first who would start it again: {', '.join(f'{each.comm} (pid {each.pid})' for each in above)}")
     manner = ending.Manner(signal.SIGTERM, min(seconds, PARENT_SECONDS))
-    survivors = ending.stop(lambda: above, manner, tell)
-    return ending.describe_survivors(survivors) if survivors else ""
+    return ending.stop(lambda: above, manner, tell)
 
 
 def start(restarter: Restarter) -> str:

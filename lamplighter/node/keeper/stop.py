@@ -112,10 +112,10 @@ def _our_line() -> set[int]:
     return line
 
 
-def describe_survivors(survivors: Iterable[Process]) -> str:
+def describe_survivors(survivors: Iterable[Process], advice: processes.Advice) -> str:
     """Say which processes would not die, and why the kernel keeps them."""
     parts = []
     for process in survivors:
-        reason = processes.why_unkillable(process)
+        reason = processes.why_unkillable(process, advice)
         parts.append(f"pid {process.pid} ({process.title})" + (f": {reason}" if reason else ""))
     return "; ".join(parts)

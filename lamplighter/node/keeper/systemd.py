@@ -547,14 +547,12 @@ def _why_not_started(manager: Manager, unit: Unit, answer: Answer) -> str:
 
 
 def _record(launched: Launched, order: Order) -> None:
-    main, unit = launched.main, launched.unit
+    unit = launched.unit
     assert unit is not None
     files.write_json(
         order.launch.process,
         {
-            "boot_id": main.boot_id,
-            "pid": main.pid,
-            "start": main.start,
+            **launched.main.to_json(),
             "unit": unit.name,
             "manager_uid": unit.manager_uid,
             "cgroup": our_manager().show(unit.name, "ControlGroup").get("ControlGroup", ""),

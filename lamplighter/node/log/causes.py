@@ -25,20 +25,6 @@ KERNEL_SECONDS = 3.0
 KERNEL_BYTES = 4 << 20
 MOST_NOTES = 6
 
-#: Causes that a GPU fault or a killed process explains better.
-EXPLAINED_BY_XID = frozenset(
-    (
-        "crashed",
-        "worker_died",
-        "stalled",
-        "nccl_error",
-        "collective_timeout",
-        "watchdog_timeout",
-        "hung",
-        "native_crash",
-    )
-)
-EXPLAINED_BY_OOM = frozenset(("crashed", "worker_died", "stalled", "killed", "nccl_error", "collective_timeout"))
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -159,13 +145,13 @@ def explain(
     cause, evidence, hint = found.cause, found.evidence, found.hint
     looks = engine.get("processes") or {}
     of_gpus = [note for note in kernel or () if note.kind == "xid"]
-    broken = [note for note in of_gpus if xids.is_fatal(note.code)]
+    broken = [note for note in of_gpus if xids.is_fatal(engine, note.code)]
     killed = [note for note in kernel or () if note.kind == "oom" and note.pid in failed.pids]
     notes += [f"kernel: {note.text}" for note in [*killed, *of_gpus][:MOST_NOTES]]
-    if broken and cause in EXPLAINED_BY_XID:
+    if broken and explains("gpu_hardware", cause, engine):
         cause, evidence = "gpu_hardware", broken[0].text
         hint = "drain the node and reset or replace the GPU; leave it out of servers.{server}.gpus until then"
-    elif killed and (cause in EXPLAINED_BY_OOM or cause == "host_oom"):
+    elif killed and (cause == "host_oom" or explains("host_oom", cause, engine)):
         if cause != "host_oom":
             evidence = killed[0].text
             hint = "give the node more memory, or let the server load less of it at once: servers.{server}.args"
@@ -218,11 +204,12 @@ def _how_it_died(found: Diagnosis, status: Optional[re.Match[str]]) -> str:
         return f"was killed by signal {-code}"
 
 
-def explains(known: str, cause: Optional[str]) -> bool:
+def explains(known: str, cause: Optional[str], engine: Mapping[str, Any]) -> bool:
     """Whether ``known``, which the node found out of a start, is why its log has ``cause``."""
+    faults = engine.get("faults") or {}
     return (
-        (known == "gpu_hardware" and cause in EXPLAINED_BY_XID)
-        or (known == "host_oom" and cause in EXPLAINED_BY_OOM)
+        (known == "gpu_hardware" and cause in faults.get("explained_by_xid", ()))
+        or (known == "host_oom" and cause in faults.get("explained_by_oom", ()))
         or (known == "gpu_oom" and cause == "gpu_held")  # the node knew which processes were the server's
     )
 

@@ -13,7 +13,7 @@ from lamplighter.node.events import Exit
 from lamplighter.node.health import drift, serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, environment_text
-from lamplighter.node.plan import GpuWarnings, Plan
+from lamplighter.node.plan import OF_NODE, GpuWarnings, Plan
 from lamplighter.node.stages import deployed, environment, swap
 from lamplighter.node.stages.locks import lock_resources
 from lamplighter.node.stages.ready import see_it_live
@@ -163,8 +163,8 @@ def use(run: Run, release: ReleaseDirectory, asked: Plan) -> Staged:
         raise StageFailure(Exit.REFUSED, f"release {release.name} is damaged: plan.json is unreadable")
     # Warnings are the node's, not the release's: one that is accepted now must not forbid the way back.
     accepted = GpuWarnings((*plan.gpu_warnings.accept, *asked.gpu_warnings.accept))
-    programs = asked.engine.get("programs") or plan.engine.get("programs")  # likewise
-    plan = dataclasses.replace(plan, gpu_warnings=accepted, engine={**plan.engine, "programs": programs})
+    of_node = {name: asked.engine[name] for name in OF_NODE if asked.engine.get(name)}  # likewise
+    plan = dataclasses.replace(plan, gpu_warnings=accepted, engine={**plan.engine, **of_node})
     return Staged(plan, lock_resources(run, plan).uuids, release)
 
 

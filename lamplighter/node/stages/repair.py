@@ -172,7 +172,7 @@ def _mend_record(run: Run) -> None:
         run.warn(f"{run.home.record} was missing or damaged; it is written again, from what the launches have recorded")
     if record is None or record.get("ready") or current is None or record["release"] != current.name:
         return
-    identity = processes.Identity(record["boot_id"], record["pid"], record["start"])
+    identity = processes.Identity.of(record)
     if processes.is_alive(identity) and http.is_answering(record["host"], record["port"]):
         launcher.note_ready(run.home, record, time.time())
 

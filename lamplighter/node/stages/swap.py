@@ -77,7 +77,7 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
             Exit.NOT_FREED,
             "the old server would not die",
             cause="unkillable",
-            evidence=stop.describe_survivors(survivors),
+            evidence=stop.describe_survivors(survivors, plan.faults.get("stuck", ())),
             hint="a process that KILL does not end is held by the kernel: look at dmesg, then reboot the node",
         )
     gone_at = time.time()
@@ -193,7 +193,8 @@ def _stop_supervisors(
             run.warn(f"{restarter} is left running, and may start again what is stopped now", restarter.hint)
     survivors = restarters.stop_parents([each for each in kept if each.may_be_stopped], seconds, run.progress)
     if survivors:
-        _fail_to_stop("who would start the server again would not die", survivors)
+        named = stop.describe_survivors(survivors, allocation.plan.faults.get("stuck", ()))
+        _fail_to_stop("who would start the server again would not die", named)
     for restarter in (each for each in kept if each.may_be_started):
         trouble = restarters.stop(restarter, seconds, run.progress)
         former.restarters.append(restarter)
@@ -382,11 +383,9 @@ def _let_go(run: Run, staged: Staged) -> Optional[launcher.Launched]:
 
 def _record_of(run: Run, staged: Staged, launched: launcher.Launched, launch: LaunchFiles) -> dict[str, Any]:
     """Return what ``server.json`` says of a server that was launched just now."""
-    main, plan = launched.main, staged.plan
+    plan = staged.plan
     return {
-        "boot_id": main.boot_id,
-        "pid": main.pid,
-        "start": main.start,
+        **launched.main.to_json(),
         **_keeper(launched),
         "port": plan.port,
         "host": plan.host,

@@ -72,22 +72,6 @@ OUR_OWN = ("port_in_use", "wrong_model", "api_key", "tls", "forbidden", "rejecte
 #: A launcher that ends so long after one of its workers has followed it; one that kills its workers ends at once.
 FOLLOWED_SECONDS = 0.1
 
-#: The next step for causes that no engine.yml knows, since no log names them.
-HINTS = {
-    "worker_died": "see who ended it (dmesg -T on the node); give it more memory, or load less: servers.{server}.args",
-    "wrong_model": "let servers.{server}.model and servers.{server}.served_name name what it serves",
-    "api_key": "give the server and us the same key: servers.{server}.args, or a secret in servers.{server}.secrets",
-    "forbidden": "see who forbids it: a key or list of clients in servers.{server}.args, or a proxy before the server",
-    "rejected": "ask it the same with curl on the node: it may lack an argument, or serve no completions (embeddings)",
-    "bound_elsewhere": "let servers.{server}.host and .port name where it listens; args may not say another place",
-    "launcher_left": (
-        "lamplighter needs a program that stays: docker run without -d, no --daemon, no & at its end, exec in a "
-        "wrapper; end what it has started elsewhere (docker ps)"
-    ),
-    "tls": "let servers.{server}.tls say how it is to be asked: none (HTTP), verify or self-signed (HTTPS)",
-    "engine_hung": "a rank hangs: look with py-spy what it does; try NCCL_P2P_DISABLE: 1 under servers.{server}.env",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
@@ -162,6 +146,7 @@ class _Watch:
         engine = plan.engine
         self.plan, self.launch, self.launched = plan, launch, launched
         self.began = now
+        self._hints: Mapping[str, str] = plan.faults.get("hints", {})
         self.settle = float(engine.get("settle") or SETTLE_SECONDS)
         self.log = LogFile(launch.log, launched.log_from)
         self.watched = LogWatch(engine, plan.engine_version, is_whole=True)
@@ -497,7 +482,7 @@ class _Watch:
                 outcome="failed",
                 cause=cause,
                 evidence=(evidence or found.evidence) if own else found.evidence,
-                hint=hint or found.hint or self.watched.hint_of(cause) or HINTS.get(cause, ""),
+                hint=hint or found.hint or self.watched.hint_of(cause) or self._hints.get(cause, ""),
             )
         if self.log.skipped:
             message += f" ({_skipped(self.log.skipped)})"

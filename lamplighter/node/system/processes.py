@@ -24,7 +24,20 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Collection,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,6 +62,14 @@ class Identity:
     boot_id: str
     pid: int
     start: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Identity:
+        """Return whom a record speaks of that was made with ``to_json``."""
+        return cls(record["boot_id"], record["pid"], record["start"])
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"boot_id": self.boot_id, "pid": self.pid, "start": self.start}
 
 
 @dataclass(frozen=True)
@@ -253,12 +274,6 @@ def why_unseen() -> str:
     return f"another user's: {PROC} is mounted with {option}" if option else f"alive, and not to be seen in {PROC}"
 
 
-def session_pids(sid: int) -> Tuple[int, ...]:
-    """List the living pids of session ``sid``: one file a process, far cheaper than the whole table."""
-    found = ((pid, _stat(pid)) for pid in pids())
-    return tuple(pid for pid, stat in found if stat is not None and stat.sid == sid and not _is_dead(pid, stat))
-
-
 class SessionScan:
     """Lists the living pids of session ``sid`` again and again: what was no member is not read a second time.
 
@@ -441,11 +456,15 @@ def age_seconds(process: Process) -> float:
     return max(0.0, float(uptime[0]) - process.start / os.sysconf("SC_CLK_TCK"))
 
 
-def why_unkillable(process: Process) -> Optional[str]:
+#: What to do about a process that sleeps ``in`` kernel functions that begin so: roles/node/faults.yml.
+Advice = Sequence[Mapping[str, str]]
+
+
+def why_unkillable(process: Process, advice: Advice) -> Optional[str]:
     """Say why SIGKILL does not end the process and what helps, or None when nothing speaks against it.
 
     Looks again at every thread: one in D state keeps the process, as does one spinning inside the GPU driver. The
-    place in the kernel (wchan; the stack for root) is part of the answer.
+    place in the kernel (wchan; the stack for root) is part of the answer, and ``advice`` goes by it.
     """
     for tid in _threads(process.pid):
         path = f"{PROC}/{process.pid}/task/{tid}"
@@ -454,13 +473,13 @@ def why_unkillable(process: Process) -> Optional[str]:
             continue
         wchan = (_read(f"{path}/wchan") or b"").decode("ascii", "replace").strip()
         stack = (_read(f"{path}/stack") or b"").decode("ascii", "replace")
-        reason = explain_stuck(stat.state, wchan, stack)
+        reason = explain_stuck(stat.state, wchan, stack, advice)
         if reason is not None:
             return f"pid {process.pid} ({process.title}): {reason}"
     return None
 
 
-def explain_stuck(state: str, wchan: str, stack: str) -> Optional[str]:
+def explain_stuck(state: str, wchan: str, stack: str, advice: Advice) -> Optional[str]:
     """Put a thread's state and its place in the kernel into words with the advice that fits; None: not stuck.
 
     facts: a worker in D state or in R inside uvm_spin_loop outlives SIGKILL until the node reboots; tens of seconds in
@@ -475,28 +494,10 @@ def explain_stuck(state: str, wchan: str, stack: str) -> Optional[str]:
     if state != "D":
         return None
     head = f"uninterruptible sleep (D, in {where or 'an unknown place'})"
-    for pattern, advice in _ADVICE:
-        if any(re.match(pattern, place) for place in places):
-            return f"{head}: {advice}"
+    for each in advice:
+        if any(re.match(each["in"], place) for place in places):
+            return f"{head}: {each['advice']}"
     return f"{head}: it ends when what it waits for answers; if it stays for minutes, the node needs a reboot"
-
-
-#: The first pattern that any kernel function on the stack begins with decides; the narrow ones come first.
-_ADVICE: Tuple[Tuple[str, str], ...] = (
-    (
-        r"unpin_user|exit_mmap|unmap_vmas|zap_p|release_pages|free_pages|tlb_|hugetlb_",
-        "memory is being given back; with much pinned host memory this takes tens of seconds: wait",
-    ),
-    (r"uvm_|nvidia_|nv_|nvkms_|os_acquire|_nv\d+rm|rm_", "the GPU driver does not let go; the node needs a reboot"),
-    (
-        r"nfs\d?_|rpc_|fuse_|ceph_|cifs_|smb\d?_|ll_|ldlm_|ptlrpc_|gpfs|beegfs|request_wait_answer",
-        "network storage does not answer; it ends when the storage is back, else the node needs a reboot",
-    ),
-    (
-        r"io_schedule|folio_wait|wait_on_page|blk_|jbd2_|xfs_|ext4_|btrfs_|md_|nvme_|rq_qos",
-        "a disk does not answer; it ends when the input or output does, else the node needs a reboot",
-    ),
-)
 
 
 # ------------------------------------------------------------------------------------------- supervisors by cgroup
@@ -845,7 +846,6 @@ __all__ = [
     "pids",
     "processes",
     "read_process",
-    "session_pids",
     "unit_in",
     "unit_of",
     "user_name",

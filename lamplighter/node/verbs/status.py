@@ -18,9 +18,6 @@ from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, serve
 from lamplighter.node.system import http, lock, ports, processes
 from lamplighter.node.worker import is_at_work
 
-#: So long may a person who asks for the status wait for a token of each server.
-TOKEN_SECONDS = 10.0
-
 
 def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Tell for every server the node knows, and the ones asked for, what serves and which run is in progress."""
@@ -29,7 +26,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     for name in asked:
         homes.setdefault(name, server_home(root, name))
     wanted = request.get("wanted") or {}
-    seconds = float(request.get("patience") or TOKEN_SECONDS)
+    seconds = float(request.get("patience") or serving.TOKEN_SECONDS)
     chosen = [homes[name] for name in sorted(homes) if not asked or name in asked]
     found = [describe(home, request["host"], seconds) for home in chosen]
     if "wanted" in request:
@@ -85,7 +82,7 @@ def _lost_record(home: ServerHome, host: str) -> str:
     return f"{home.record} is {what}; `{events.invocation('deploy', host, home.name)}` writes it again"
 
 
-def describe(home: ServerHome, host: str, seconds: float = TOKEN_SECONDS) -> dict[str, Any]:
+def describe(home: ServerHome, host: str, seconds: float = serving.TOKEN_SECONDS) -> dict[str, Any]:
     """Tell how the server stands; one that seems to serve is asked for a token, and its workers are looked for.
 
     With a hung engine all else answers.
