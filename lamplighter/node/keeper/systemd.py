@@ -11,9 +11,9 @@ facts: a unit file in ``system.control`` below /run goes before one in /etc (sys
 reloading gives a running unit its old description back. A failed unit blocks its name: reset-failed first.
 ``systemctl show`` forgets exit status 0, so ExecStopPost writes it down.
 facts (systemd 247, 252 and 257, both managers): where a unit's own file has become a link to another unit, a reload
-gives the running unit that one's name and settings. Had that name a unit in memory, be it a dead one (what is enabled or wanted
-always has), the two become one, and the state of either: so the dead one gets another name first, by another reload.
-The other way round, the lasting name as a link, `systemctl enable` refuses and `systemctl edit` is lost.
+gives the running unit that one's name and settings. Had that name a unit in memory, be it a dead one (what is enabled
+or wanted always has), the two become one, and the state of either: so the dead one gets another name first, by another
+reload. The other way round, the lasting name as a link, `systemctl enable` refuses and `systemctl edit` is lost.
 """
 
 from __future__ import annotations
