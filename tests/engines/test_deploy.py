@@ -81,7 +81,7 @@ def test_deployed_redeployed_crashed_and_rolled_back(
     (odd / "config.json").write_text('{"model_type": "nonesuch"}')
     (odd / "model.safetensors").write_bytes(b"")
     for words, server in {
-        "No such option: --no-such-flag": {"args": {"device": "cpu", "no-such-flag": True}},
+        "--no-such-flag": {"args": {"device": "cpu", "no-such-flag": True}},
         "'foo' is not one of": {"args": {"device": "cpu", "reasoning": "foo"}},
         "does not recognize this architecture": {"model": str(odd)},
     }.items():

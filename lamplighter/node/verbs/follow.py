@@ -48,7 +48,7 @@ def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit,
         return False
     asked = request["forbid"]
     told.write(events.run_started(asked["verb"], asked["by"], None))
-    told.write(ended(outcome, code, message, serving.look(home).record, **fields))
+    told.write(ended(outcome, code, message, serving.look(home).record, release=None, **fields))
     told.close()
     return True
 
