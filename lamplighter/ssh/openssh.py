@@ -191,7 +191,7 @@ class OpenSSHWay:
         target = self._route[-1]
         proxy: list[str] = []
         for stop in self._route[:-1]:
-            words = ["ssh", "-v", *self._options(stop), *proxy, *ssh_options(stop.spec)]
+            words = ["ssh", "-v", "-o", "ControlMaster=no", *self._options(stop), *proxy, *ssh_options(stop.spec)]
             words = [word.replace("%", "%%") for word in words]  # the ssh that is given this line expands it
             proxy = ["-o", "ProxyCommand=" + shlex.join([*words, "-W", "[%h]:%p", "--", stop.asked.host])]
         own = ("ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no")
@@ -261,7 +261,11 @@ class OpenSSHWay:
         accepted = re.findall(r"Server accepts key: (\S+)", said) if "with partial success" in said else []
         allowed = re.findall(r"(?:can continue: |Permission denied \()([\w,-]+)", said)[-1:]
         wants_keys = allowed and "publickey" in allowed[0]
-        locked = [file for file in stop.identities if is_encrypted(file) and not re.search(f"{file} .* agent", said)]
+        locked = [
+            file
+            for file in stop.identities
+            if is_encrypted(file) and not re.search(f"{re.escape(str(file))} .* agent", said)
+        ]
         why = [f"tried {'; '.join(tried)}" if tried else "there was no key to try"]
         is_cut_off = "Too many authentication failures" in said
         if accepted:
