@@ -15,6 +15,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -44,6 +45,9 @@ KEEPER = """d=$1; shift; exec 3<&0
 "$@" 3<&- </dev/null & ssh=$!
 { read -r _ <&3; kill $ssh; rm -rf -- "$d"; } & watch=$!
 exec 3<&-; wait $ssh; status=$?; kill $watch; exit $status"""
+
+#: Seconds for ssh to end when it is told to.
+END_SECONDS = 5.0
 
 #: What holds whatever ssh_config says: nothing is asked, nothing but our commands is done, and a cut wire is noticed.
 _OURS = (
@@ -116,7 +120,11 @@ class OpenSSHWay:
         keeper, self._keeper, self._socket = self._keeper, None, ""
         if keeper and keeper.stdin:
             keeper.stdin.close()
-            keeper.wait()
+            try:
+                keeper.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(keeper.pid, signal.SIGKILL)
+                keeper.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
