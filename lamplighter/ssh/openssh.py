@@ -53,8 +53,7 @@ END_SECONDS = 5.0
 _OURS = (
     "BatchMode=yes", "RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no",
     "ForwardX11=no", "RequestTTY=no", "UpdateHostKeys=no", "VisualHostKey=no", "ServerAliveInterval=5",
-    "ServerAliveCountMax=2", "IgnoreUnknown=ForkAfterAuthentication,StdinNull,SessionType",
-    "ForkAfterAuthentication=no",
+    "ServerAliveCountMax=2", "Tunnel=no",
 )  # fmt: skip
 
 #: What ssh says when the wire, or the other side, is not as it should be: the kind of the trouble, and why.
@@ -210,6 +209,8 @@ class OpenSSHWay:
         """What the inventory says of host keys and times, and what holds for every login of ours."""
         checking = {"strict": "yes", "accept-new": "accept-new", "off": "no"}[stop.spec.host_key_checking]
         options = [*_OURS, f"StrictHostKeyChecking={checking}", f"ConnectTimeout={math.ceil(self._timeout)}"]
+        if stop.get("forkafterauthentication") == "yes":  # older ones do not know the word
+            options.append("ForkAfterAuthentication=no")
         if checking == "no":
             options += ["UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"]
         elif stop.spec.known_hosts:

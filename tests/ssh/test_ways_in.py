@@ -181,6 +181,22 @@ def test_where_ssh_gets_in_we_do(park: NodePark, make_node: MakeNode, tmp_path: 
     assert str(ways.first.address) in found["ProxyJump_over_a_host_that_is_unknown"]["auto"][1]
 
 
+def test_what_ssh_config_wants_of_a_login_by_hand_is_no_matter(
+    park: NodePark, make_node: MakeNode, tmp_path: Path
+) -> None:
+    odd = "IgnoreUnknown UseKeychain\nUseKeychain yes\nForkAfterAuthentication yes\nRemoteCommand date\n"
+    odd += f"RequestTTY force\nLocalForward {tmp_path}/socket localhost:1\nControlMaster auto\nLogLevel QUIET\n"
+    config = Ways(park, make_node, tmp_path).config("odd", f"Host *\n{odd}ControlPath {tmp_path}/theirs\n")
+    done = park.run([sys.executable, "-m", "tests.ssh.ways", str(config)])
+    row = json.loads(done.stdout)[str(config)]
+    assert [row[transport][2] for transport in ("auto", "fabric", "openssh")] == [
+        "FabricWay",
+        "FabricWay",
+        "OpenSSHWay",
+    ]
+    assert not list(tmp_path.glob("theirs*"))
+
+
 def test_inv_gets_in_where_ssh_does(park: NodePark, make_node: MakeNode, tmp_path: Path) -> None:
     ways = Ways(park, make_node, tmp_path)
     authority = f"@cert-authority 10.77.0.* {public(ways.ca)}\n"
