@@ -99,7 +99,6 @@ class Node:
     def __init__(self, name: str, spec: ConnectionSpec) -> None:
         self.name = name
         self.spec = spec
-        self._reading: Reading | None = None
         self._route: list[Settings] = []
         self._way: Way | None = None
         self._knows_sudo = False
