@@ -21,6 +21,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ class Settings:
         host = self.host.lower()
         return (host,) if self.port == 22 else (f"[{host}]:{self.port}", host)
 
-    @property
+    @cached_property
     def known_keys(self) -> list[Known] | None:
         """The keys that plain and hashed lines have for the host; None where patterns or markers may have a say."""
         found: dict[str, list[Known]] = {name: [] for name in self.host_names}

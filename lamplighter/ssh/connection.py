@@ -22,15 +22,16 @@ from lamplighter.errors import (
     NodeRefused,
     SessionRefused,
     SilenceTimeout,
+    Unreachable,
     UsageError,
 )
 from lamplighter.ssh.become import SUDOERS_FILE, become_words, stop_logging_input, sudo_logs_input, sudo_refusal
 from lamplighter.ssh.config import Reading, Settings, Values, has_ssh, ssh_line
-from lamplighter.ssh.host_keys import HostKeyChanged, HostKeyUnknown
-from lamplighter.ssh.trouble import CHANNEL_SECONDS, UNKNOWN_STATE, NoCommonMethod, given_up
+from lamplighter.ssh.trouble import CHANNEL_SECONDS, UNKNOWN_STATE, given_up
 
 if TYPE_CHECKING:
     from lamplighter.inventory.schema import ConnectionSpec
+    from lamplighter.ssh.fabric import FabricWay
 
 #: Seconds without any progress after which a write counts as stuck.
 WRITE_TIMEOUT = 30.0
@@ -98,7 +99,6 @@ class Node:
     def __init__(self, name: str, spec: ConnectionSpec) -> None:
         self.name = name
         self.spec = spec
-        self._reading: Reading | None = None
         self._route: list[Settings] = []
         self._way: Way | None = None
         self._knows_sudo = False
@@ -151,10 +151,11 @@ class Node:
         try:
             if self._wants_ssh():
                 return self._try(self._by_ssh())
+            fabric = self._by_fabric()
             try:
-                self._try(self._by_fabric())
-            except (HostKeyUnknown, HostKeyChanged, LoginFailed, NoCommonMethod):
-                if self.spec.transport == "fabric" or not has_ssh():
+                self._try(fabric)
+            except Unreachable:
+                if self.spec.transport == "fabric" or fabric.is_sure or self._is_closed or not has_ssh():
                     raise
                 self._try(self._by_ssh())  # it gets in, or knows better why not
         except BaseException:
@@ -189,7 +190,7 @@ class Node:
                 ) from error
         return wish == "openssh" or (wish == "auto" and has_ssh() and any(stop.beyond_paramiko for stop in route))
 
-    def _by_fabric(self) -> Way:
+    def _by_fabric(self) -> FabricWay:
         from lamplighter.ssh.fabric import FabricWay
 
         return FabricWay(self.name, self.route, self._connect_timeout)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import fabric
 import paramiko
-from paramiko.ssh_exception import ChannelException, IncompatiblePeer, SSHException
+from paramiko.ssh_exception import ChannelException, SSHException
 
 from lamplighter.errors import LamplighterError, Unreachable, UsageError
 from lamplighter.paths import at_home, read_file
@@ -58,6 +58,8 @@ class FabricWay:
         self._timeout = timeout
         self._hops: list[Any] = []
         self._is_closed = False
+        #: Whether ssh could say no more of what went wrong.
+        self.is_sure = False
 
     def open(self) -> None:
         """Log in. Raises Unreachable or one of its kinds, and leaves nothing open then."""
@@ -184,43 +186,35 @@ class FabricWay:
         self, error: Exception, connection: Any, stop: Settings, gateway: Any, waited: float
     ) -> Unreachable:
         transport = connection.client.get_transport()
-        words = _words_of(gateway if isinstance(error, ChannelException) and gateway else connection)
+        is_behind = isinstance(error, ChannelException) and gateway is not None
+        words = _words_of(gateway if is_behind else connection)
         said = str(error) or words or type(error).__name__
-        kind, why = "other", said
         cause = error.__context__ if "protocol banner" in said else error
-        preamble = transport.preamble if transport else ""
-        if transport is not None and transport.initial_kex_done and "Key exchange" not in said:
-            if "imeout" in said and transport.is_active():
-                kind, why = "slow login", words or said
-            else:
-                keys = ", ".join(connection.connect_kwargs["key_filename"])
-                return login_failed(
-                    self._name,
-                    stop,
-                    f"{said}; tried {keys or 'no key file'}" + (f"; it said: {words}" if words else ""),
-                    f"see what `{ssh_line(stop.spec)} -v` says",
-                )
-        elif isinstance(error, ChannelException) and gateway:
+        kind, why = "other", said if words in said else f"{said}; it said: {words}"
+        if is_behind:
             kind, why = "behind", words or said
         elif isinstance(error, socket.gaierror):
             kind, why = "unresolved", error.strerror or said
         elif isinstance(error, ConnectionRefusedError):
             kind, why = "refused", f"connection refused, twice, {REFUSED_PAUSE:g} s apart"
-        elif isinstance(error, IncompatiblePeer):
-            kind = "no method"
-        elif preamble and ("protocol banner" in said or "No existing session" in said):
-            kind, why = "no ssh", f"it says {preamble!r}"
-        elif isinstance(error, TimeoutError) and transport is None:
-            kind, why = "silent", f"no TCP connection within {self._timeout:g} s"
+        elif transport is None:
+            if isinstance(error, TimeoutError):
+                kind, why = "silent", f"no TCP connection within {self._timeout:g} s"
+        elif transport.initial_kex_done:
+            if "imeout" not in said or not transport.is_active():
+                tried = ", ".join(connection.connect_kwargs["key_filename"]) or "no key file"
+                return login_failed(
+                    self._name, stop, f"{why}; tried {tried}", f"see what `{ssh_line(stop.spec)} -v` says"
+                )
+            kind = "slow login"
         elif (
             isinstance(cause, TimeoutError)
             or "No existing session" in said
-            or (transport is not None and transport.packetizer.handshake_timed_out())
+            or transport.packetizer.handshake_timed_out()
         ):
             # a banner that drips is waited for twice as long as silence
             kind, why = "slow", f"waited {round(waited, 1):g} s for its part of the handshake"
-        elif isinstance(cause, (EOFError, ConnectionResetError)):
-            kind, why = "hung up", words or "the connection was closed"
+        self.is_sure = kind != "other"
         return unreachable(self._name, stop, kind, why)
 
 
@@ -257,7 +251,6 @@ class _Transport(paramiko.Transport):
 
     def __init__(self, sock: Any, policy: _HostKeys, timeout: float, **options: Any) -> None:
         self.words: deque[str] = deque(maxlen=4)
-        self.preamble = ""  # what came before, or instead of, the SSH banner
         super().__init__(sock, **options)
         self.handshake_timeout = timeout
         # a host with several keys must be asked for one that we know
@@ -269,9 +262,7 @@ class _Transport(paramiko.Transport):
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
         text = msg if isinstance(msg, str) else ""
-        if text.startswith("Banner: "):
-            self.preamble = self.preamble or text.removeprefix("Banner: ").strip()
-        elif text and (level >= logging.ERROR or text.startswith("Disconnect")):
+        if text and (level >= logging.ERROR or text.startswith("Disconnect")):
             self.words.append(text % args if args else text)
 
 

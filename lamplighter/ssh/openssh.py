@@ -15,6 +15,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -45,12 +46,14 @@ KEEPER = """d=$1; shift; exec 3<&0
 { read -r _ <&3; kill $ssh; rm -rf -- "$d"; } & watch=$!
 exec 3<&-; wait $ssh; status=$?; kill $watch; exit $status"""
 
+#: Seconds for ssh to end when it is told to.
+END_SECONDS = 5.0
+
 #: What holds whatever ssh_config says: nothing is asked, nothing but our commands is done, and a cut wire is noticed.
 _OURS = (
     "BatchMode=yes", "RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no",
     "ForwardX11=no", "RequestTTY=no", "UpdateHostKeys=no", "VisualHostKey=no", "ServerAliveInterval=5",
-    "ServerAliveCountMax=2", "IgnoreUnknown=ForkAfterAuthentication,StdinNull,SessionType",
-    "ForkAfterAuthentication=no",
+    "ServerAliveCountMax=2", "Tunnel=no",
 )  # fmt: skip
 
 #: What ssh says when the wire, or the other side, is not as it should be: the kind of the trouble, and why.
@@ -116,7 +119,11 @@ class OpenSSHWay:
         keeper, self._keeper, self._socket = self._keeper, None, ""
         if keeper and keeper.stdin:
             keeper.stdin.close()
-            keeper.wait()
+            try:
+                keeper.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(keeper.pid, signal.SIGKILL)
+                keeper.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
@@ -191,7 +198,7 @@ class OpenSSHWay:
         target = self._route[-1]
         proxy: list[str] = []
         for stop in self._route[:-1]:
-            words = ["ssh", "-v", *self._options(stop), *proxy, *ssh_options(stop.spec)]
+            words = ["ssh", "-v", "-o", "ControlMaster=no", *self._options(stop), *proxy, *ssh_options(stop.spec)]
             words = [word.replace("%", "%%") for word in words]  # the ssh that is given this line expands it
             proxy = ["-o", "ProxyCommand=" + shlex.join([*words, "-W", "[%h]:%p", "--", stop.asked.host])]
         own = ("ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no")
@@ -202,6 +209,8 @@ class OpenSSHWay:
         """What the inventory says of host keys and times, and what holds for every login of ours."""
         checking = {"strict": "yes", "accept-new": "accept-new", "off": "no"}[stop.spec.host_key_checking]
         options = [*_OURS, f"StrictHostKeyChecking={checking}", f"ConnectTimeout={math.ceil(self._timeout)}"]
+        if stop.get("forkafterauthentication") == "yes":  # older ones do not know the word
+            options.append("ForkAfterAuthentication=no")
         if checking == "no":
             options += ["UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"]
         elif stop.spec.known_hosts:
@@ -261,7 +270,11 @@ class OpenSSHWay:
         accepted = re.findall(r"Server accepts key: (\S+)", said) if "with partial success" in said else []
         allowed = re.findall(r"(?:can continue: |Permission denied \()([\w,-]+)", said)[-1:]
         wants_keys = allowed and "publickey" in allowed[0]
-        locked = [file for file in stop.identities if is_encrypted(file) and not re.search(f"{file} .* agent", said)]
+        locked = [
+            file
+            for file in stop.identities
+            if is_encrypted(file) and not re.search(f"{re.escape(str(file))} .* agent", said)
+        ]
         why = [f"tried {'; '.join(tried)}" if tried else "there was no key to try"]
         is_cut_off = "Too many authentication failures" in said
         if accepted:

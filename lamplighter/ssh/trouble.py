@@ -43,16 +43,11 @@ _KINDS = {
 }
 
 
-class NoCommonMethod(Unreachable):
-    """The two sides share no way to talk."""
-
-
 def unreachable(name: str, stop: Settings, kind: str, why: str) -> Unreachable:
     """The error of one of `_KINDS`."""
     words = {"host": stop.host, "port": stop.port, "label": stop.label, "ssh_line": ssh_line(stop.spec)}
     what, next_step = (text.format(**words) for text in _KINDS[kind])
-    error = NoCommonMethod if kind == "no method" else Unreachable
-    return error(f"{name}: {what}", why=why, serving=UNTOUCHED, next_step=next_step)
+    return Unreachable(f"{name}: {what}", why=why, serving=UNTOUCHED, next_step=next_step)
 
 
 def login_failed(name: str, stop: Settings, why: str, next_step: str) -> LoginFailed:

@@ -58,6 +58,7 @@ class Ground:
     ages: dict[str, str] = field(default_factory=dict)
     #: What the last command said that was run to its end.
     last: Done | None = None
+    transport: str = "auto"
     #: How long the last plain deploy took, its command's start included.
     deploy_seconds: float = 0.0
 
@@ -85,6 +86,7 @@ class Ground:
             "known_hosts": str(self.park.known_hosts),
             "ansible_python_interpreter": PYTHON,
             "connect_timeout": 10,
+            "transport": self.transport,
             "servers": {
                 "demo": {
                     "engine": "demo", "model": "demo-model", "port": PORT, "gpus": "all",

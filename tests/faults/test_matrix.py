@@ -76,6 +76,7 @@ class Fault:
     loses_events: bool = False
     #: What was struck is the disk: what could not be removed is left to the next run.
     leaves_files: bool = False
+    transport: str = "auto"
 
     def cells(self) -> Iterator[tuple[str, str]]:
         if SOAK:
@@ -403,6 +404,16 @@ FAULTS = (
     Fault("control TERM", interrupt_control, always(FINE), ("stage", "stop", "confirm")),
     Fault("wire cut for 5 s", cut_for_five_seconds, always(FINE)),
     Fault("wire cut for good", cut_for_good, always(FINE)),
+    *(
+        Fault(f"{name} under ssh itself", strike, always(FINE), transport="openssh")
+        for name, strike in (
+            ("control killed -9", kill_control),
+            ("wire cut for 5 s", cut_for_five_seconds),
+            ("wire cut for good", cut_for_good),
+            ("session's sshd killed", kill_sessions),
+        )
+        if SOAK
+    ),
     Fault("sshd killed", stop_sshd, always(FINE), mend=lambda ground: ground.node.start_sshd()),
     Fault("session's sshd killed", kill_sessions, always(FINE)),
     Fault("relay killed", kill_relay, always(FINE), ("prove", "stop", "ready")),
@@ -567,6 +578,7 @@ def try_cell(ground: Ground, fault: Fault, stage: str) -> Generator[float, None,
     """Play one cell; what came of it, for the table. Yields the seconds to let pass."""
     if fault.old is OLD_MODEL:
         mend_old_release(ground)
+    ground.transport = fault.transport
     old = ground.start_by_hand() if fault.by_hand else ground.settle(**fault.old)
     ground.configure(**fault.new)
     ages = {old: "old", str(ground.age): "new", "none": "none"}

@@ -31,7 +31,7 @@ from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
 from lamplighter.run import backend
 from lamplighter.run.conversation import converse
-from lamplighter.ssh import connection, fabric, openssh
+from lamplighter.ssh import config, connection, fabric, openssh
 from lamplighter.ssh.config import decoded, fingerprint
 from lamplighter.ssh.connection import CommandTimedOut, Node, SilenceTimeout, TooMuchOutput
 from lamplighter.ssh.host_keys import HostKeyChanged, HostKeyUnknown
@@ -959,6 +959,27 @@ def test_a_proxy_command_that_fails(desk: Desk, spec: ConnectionSpec) -> None:
         desk.node(spec).open()
 
     assert caught.value.why == f"no route to {spec.host}"
+
+
+def test_where_there_is_no_ssh_fabric_does_it_alone(
+    desk: Desk, sshd: Sshd, spec: ConnectionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "has_ssh", lambda: False)
+    monkeypatch.setattr(connection, "has_ssh", lambda: False)
+    with pytest.raises(HostKeyUnknown) as caught:
+        desk.node(spec).open()
+    assert caught.value.fingerprint == key_fingerprint(sshd, "ed25519")
+    with desk.node(replace(spec, host_key_checking="accept-new")):
+        pass
+    assert desk.known_hosts.read_text() == sshd.known_line()
+    with desk.node(spec) as node:
+        assert node.run("echo in", timeout=60).stdout == b"in\n"
+    with pytest.raises(LoginFailed, match=r"tried .*other") as failed:
+        desk.node(replace(spec, key_file=str(make_key(desk.user_ssh / "other")))).open()
+    assert "ssh -F" in failed.value.next_step
+    desk.known_hosts.write_text(f"{sshd.known_line()}@revoked * {sshd.known_line().split(None, 1)[1]}")
+    with pytest.raises(HostKeyUnknown):
+        desk.node(spec).open()
 
 
 # -- jump hosts

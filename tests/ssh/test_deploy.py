@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_node_without_python_is_refused_with_a_next_step(park: NodePark, node: N
 
 
 def test_unknown_host_key_is_refused(park: NodePark, node: Node, tmp_path: Path) -> None:
-    driver = replace(driver_for(park, node, tmp_path), home=tmp_path)
+    driver = driver_for(park, node, tmp_path, known_hosts=str(tmp_path / "none"))
     done = driver.run("deploy", "--json", "--host", "gpu1")
     assert done.code == Exit.UNREACHABLE, done
     assert "SHA256:" in done.stderr

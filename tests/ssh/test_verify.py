@@ -55,7 +55,7 @@ def test_one_shell_for_all_questions(
 
 def test_through_a_jump_host(park: NodePark, make_node: MakeNode, tmp_path: Path) -> None:
     bastion, node = make_node("bastion"), make_node("gpu1")
-    driver = driver_for(park, node, tmp_path)
+    driver = driver_for(park, node, tmp_path, ansible_ssh_common_args=f"-F {park.ssh_config}")
     kept = park.ssh_config.read_text()
     park.ssh_config.write_text(f"Host {node.address}\n  ProxyJump {bastion.name}\n{kept}")
     try:

@@ -181,6 +181,22 @@ def test_where_ssh_gets_in_we_do(park: NodePark, make_node: MakeNode, tmp_path: 
     assert str(ways.first.address) in found["ProxyJump_over_a_host_that_is_unknown"]["auto"][1]
 
 
+def test_what_ssh_config_wants_of_a_login_by_hand_is_no_matter(
+    park: NodePark, make_node: MakeNode, tmp_path: Path
+) -> None:
+    odd = "IgnoreUnknown UseKeychain\nUseKeychain yes\nForkAfterAuthentication yes\nRemoteCommand date\n"
+    odd += f"RequestTTY force\nLocalForward {tmp_path}/socket localhost:1\nControlMaster auto\nLogLevel QUIET\n"
+    config = Ways(park, make_node, tmp_path).config("odd", f"Host *\n{odd}ControlPath {tmp_path}/theirs\n")
+    done = park.run([sys.executable, "-m", "tests.ssh.ways", str(config)])
+    row = json.loads(done.stdout)[str(config)]
+    assert [row[transport][2] for transport in ("auto", "fabric", "openssh")] == [
+        "FabricWay",
+        "FabricWay",
+        "OpenSSHWay",
+    ]
+    assert not list(tmp_path.glob("theirs*"))
+
+
 def test_inv_gets_in_where_ssh_does(park: NodePark, make_node: MakeNode, tmp_path: Path) -> None:
     ways = Ways(park, make_node, tmp_path)
     authority = f"@cert-authority 10.77.0.* {public(ways.ca)}\n"
@@ -215,3 +231,42 @@ def test_an_ssh_of_ours_ends_with_us(park: NodePark, node: Node, tmp_path: Path)
     directory, keeper = done.stdout.split()
     while Path(directory).exists() or Path(f"/proc/{keeper}").exists():
         pass  # the time limit of the test is the only one
+
+
+WATCH = """
+import json, sys, threading
+from lamplighter.inventory.schema import ConnectionSpec
+from lamplighter.ssh.connection import Node
+address, known, key = sys.argv[1:]
+told = {}
+def listen(transport, channel, node):
+    told[transport] = [channel.read(120).decode(), str(channel.lost()), node.is_alive]
+threads = []
+for transport in ("fabric", "openssh"):
+    node = Node("gpu1", ConnectionSpec(address, user="root", transport=transport, known_hosts=known, key_file=key))
+    channel = node.stream("exec cat")
+    channel.write(b"up")
+    assert channel.read(60) == b"up"
+    threads.append(threading.Thread(target=listen, args=(transport, channel, node)))
+for thread in threads:
+    thread.start()
+print("up", flush=True)
+for thread in threads:
+    thread.join()
+print(json.dumps(told))
+"""
+
+
+def test_a_cut_wire_is_noticed_by_both_transports(park: NodePark, node: Node) -> None:
+    words = [sys.executable, "-c", WATCH, node.address, str(park.known_hosts), str(park.key)]
+    process = park.popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    node.cut()
+    told = json.loads(process.communicate(timeout=120)[0])
+    node.heal()
+    assert set(told) == {"fabric", "openssh"}
+    for said, lost, is_alive in told.values():
+        assert (said, is_alive) == ("", False)
+        assert f"the connection to root@{node.address} broke" in lost
+    assert "not responding" in told["openssh"][1]
