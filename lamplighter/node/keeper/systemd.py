@@ -13,7 +13,8 @@ reloading gives a running unit its old description back. A failed unit blocks it
 facts (systemd 247, 252 and 257, both managers): where a unit's own file has become a link to another unit, a reload
 gives the running unit that one's name and settings. Had that name a unit in memory, be it a dead one (what is enabled
 or wanted always has), the two become one, and the state of either: so the dead one gets another name first, by another
-reload. The other way round, the lasting name as a link, `systemctl enable` refuses and `systemctl edit` is lost.
+reload. The other way round, the lasting name as a link, `systemctl enable` refuses it, `disable` removes it, and `edit`
+and `set-property` write beside the launch's name.
 """
 
 from __future__ import annotations
