@@ -26,7 +26,7 @@ HELP = {
     "host": "host, group or pattern of the inventory, or @FILE with one a line; may be repeated",
     "server": "only this server of the host (default: all)",
     "json": "JSON on stdout, one object a line, the report last; human text on stderr",
-    "wait": "how long to wait for a lock that somebody else holds: seconds, or 90s, 10m, 2h",
+    "wait": "how long to wait for a lock that another run holds: seconds, or 90s, 10m, 2h",
 }
 READING = {name: HELP[name] for name in ("host", "server", "json")}
 

@@ -67,7 +67,7 @@ MEANINGS = {
         next_step="repair the cause and deploy again; the old release serves until then",
     ),
     Exit.LOCKED: Meaning(
-        "somebody else holds the lock",
+        "another run holds the lock",
         "again later",
         outcome="refused",
         next_step="run the same command again later",

@@ -17,7 +17,7 @@ FILE_LIMIT = 16 << 20
 def at_home(path: str) -> Path:
     """``path`` with a leading ``~`` or ``~user`` replaced; that of an unknown user stays, as in a shell.
 
-    Never raises: whoever opens the file tells that it is not there, with its name and where that was written.
+    Never raises: who opens the file tells that it is not there, with its name and where that was written.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 

@@ -47,7 +47,7 @@ class Tree:
     def add_group(self, name: str, origin: Origin) -> None:
         """Know the group, if it is not known yet."""
         if not name.isprintable() or not name.strip():
-            self.problems.add(origin, f"{name!r} is no name for a group: it holds characters that nobody sees")
+            self.problems.add(origin, f"{name!r} is no name for a group: it holds invisible characters")
         self.groups.setdefault(name, Group(name, origin))
 
     def add_host(self, name: str, group: str, origin: Origin, port: int | None = None) -> None:
@@ -80,7 +80,7 @@ class Tree:
         if name in BUILT_IN:
             self.problems.add(origin, f"{name} is the name of a group")
         elif not name.isprintable() or not name.strip():
-            self.problems.add(origin, f"{name!r} is no name for a host: it holds characters that nobody sees")
+            self.problems.add(origin, f"{name!r} is no name for a host: it holds invisible characters")
         else:
             return True
         return False

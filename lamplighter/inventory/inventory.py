@@ -99,7 +99,7 @@ class Host:
         return {**self.origins, **{path: origin for path, origin in rows.items() if origin is not None}}
 
 
-#: How a message ends about what nobody has said.
+#: How a message ends about what is said nowhere.
 _ABSENT = ("is missing", "say ansible_host")
 
 
@@ -124,7 +124,7 @@ def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
         list(dict.fromkeys(source.directory for source in sources if source.directory is not None)),
         lambda path, found: opened(read_mapping(path, found), vault, found),
     )
-    if len(problems):  # whoever repairs one file wants to hear of the others, too
+    if len(problems):  # who repairs one file wants to hear of the others, too
         files.read_all(tree.groups, tree.hosts, problems)
     defaults = {
         file.parent.name: canonical(read_mapping(file, problems, is_ours=True), problems)
@@ -193,7 +193,7 @@ class Inventory:
         is_broken = len(found) > 0
         told = Problems() if is_broken else found
         host = None if len(unfilled) and is_broken else self._checked(name, self._under_servers(filled), told)
-        if is_broken:  # whoever repairs a file wants to hear of the others, but not of what that file may well say
+        if is_broken:  # who repairs a file wants to hear of the others, but not of what that file may well say
             found.take(told, but_for=_ABSENT)
         problems.take(found)
         return None if host is None or is_broken else replace(host, warnings=found.warnings)

@@ -1,6 +1,6 @@
 """Ansible's host patterns over known hosts and groups.
 
-A name that nobody bears is an error, where Ansible only warns: ``all:!gpu1`` with a typing
+A name that no host or group has is an error, where Ansible only warns: ``all:!gpu1`` with a typing
 mistake would deploy to gpu1.
 """
 

@@ -19,7 +19,9 @@ def misshapen(view: View) -> Iterator[Finding]:
         if not _VALID.fullmatch(name):
             yield error("L6", name, "is no name of a variable: letters, digits and _, not beginning with a digit")
         elif name != name.upper() and name.upper().startswith(view.known.common.prefixes):
-            yield error("L1", name, "names of variables are told apart by case: nobody reads this one", name.upper())
+            yield error(
+                "L1", name, "names of variables are told apart by case: no program reads this one", name.upper()
+            )
 
 
 def unknown_to_nccl(view: View) -> Iterator[Finding]:

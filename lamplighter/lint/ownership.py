@@ -14,7 +14,7 @@ _ANY = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - compared, not bound
 
 
 def owned(view: View) -> Iterator[Finding]:
-    """L18, L19: what differs for each process, or is set by whoever starts it."""
+    """L18, L19: what differs for each process, or is set by what starts it."""
     common = view.known.common
     for name, entry in view.env.items():
         if name in common.owned:

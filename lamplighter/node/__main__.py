@@ -41,7 +41,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         if before.end is not None:
             _tell(request, before.end)
             return
-        relay.send({"event": events.BEAT})  # whoever left while we looked wants no run that begins without them
+        relay.send({"event": events.BEAT})  # who left while we looked wants no run that begins without them
         request = {**request, "because": before.reasons}
     if verb in requests.RUNS and "unplanned" in request:
         planned = requests.plan_from_release(request, root)
@@ -56,7 +56,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         except OSError as error:
             relay.send({"event": events.BYE, "refused": f"{error.filename or run.path}: {error.strerror}"})
             return
-        # else whoever asked lost contact and has come back before us: the run has ended before it began
+        # else the one who asked lost contact and has come back before us: the run has ended before it began
         process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
         relay.follow(run, worker=process)
     elif verb == "attach":

@@ -84,7 +84,7 @@ def _of_release(release: ReleaseDirectory) -> List[Tuple[str, str]]:
     return [
         (name, _secret_in(value) if name in words else value)
         for name, value in release.read_environment().items()
-        # The environment of a server that was adopted is all that its owner had; nobody said which of it is secret.
+        # The environment of a server that was adopted is all that its owner had; it is not known which of it is secret.
         if name != _OURS and (name in words or not made_from.get("adopted") or looks_secret(name, value))
     ]
 

@@ -313,7 +313,7 @@ def all_servers(root: str) -> list[ServerHome]:
 def read_json(path: str, **fields: Union[type, tuple[type, ...]]) -> Optional[dict[str, Any]]:
     """Return the JSON object in ``path``; None when the file is missing, or holds none with ``fields`` of these types.
 
-    Whoever edits or truncates a file of ours by hand makes it count as missing, which every reader is prepared for.
+    A file of ours that was edited or truncated by hand counts as missing, which every reader is prepared for.
     """
     try:
         with open(path, encoding="utf-8") as file:

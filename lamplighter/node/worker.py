@@ -1,4 +1,4 @@
-"""The detached process that does the work of one run and writes its journal; it outlives whoever asked for it."""
+"""The detached process that does the work of one run and writes its journal; it outlives the session that began it."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Run:
         if order is not None:
             raise StageFailure(
                 Exit.NOT_READY if self.touched else Exit.INTERRUPTED,
-                f"cancelled by {order.get('by', 'somebody')} at stage {self._stage}",
+                f"cancelled by {order.get('by', 'an unknown user')} at stage {self._stage}",
                 cause="cancelled",
                 hint="deploy again when you like",
             )
@@ -245,7 +245,7 @@ class Run:
         ready_seconds: Optional[float] = None,
         downtime_seconds: Optional[float] = None,
     ) -> None:
-        """Give the locks back and write the end event: whoever hears of the end may begin the next run at once.
+        """Give the locks back and write the end event: the next run may begin as soon as the end is heard of.
 
         ``unknown``: why it is not known what serves.
         """
@@ -319,7 +319,7 @@ def _fill_reserves(directory: RunDirectory) -> list[str]:
 
 @contextlib.contextmanager
 def _last_words(run: Run) -> Iterator[None]:
-    """Turn a defect outside every stage into an end event, so that nobody waits for one that never comes."""
+    """Turn a defect outside every stage into an end event, lest the control side waits for one that never comes."""
     try:
         yield
     except Exception as error:

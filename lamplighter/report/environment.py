@@ -14,7 +14,7 @@ _WITNESSES = {
     "memory": "its live memory",
     "record": "its record, left at its start",
     "exec": "what it was started with",
-    "nothing": "nobody",
+    "nothing": "no witness",
 }
 
 

@@ -93,7 +93,7 @@ class Settings:
 def settings_from(context: Context, *, as_json: bool = False, **given: str | Sequence[str] | None) -> Settings:
     """Read the tool's own settings: ``--inventory``, else LAMPLIGHTER_INVENTORY, else Invoke's configuration.
 
-    Refuses Invoke's ``--dry``, and values of ``given`` (options by name) that can only be a mistake of whoever wrote
+    Refuses Invoke's ``--dry``, and values of ``given`` (options by name) that can only be a mistake of who wrote
     the command line.
     """
     if "--" in sys.argv:  # Invoke drops what follows without a word
@@ -205,7 +205,7 @@ def choose(
     named = [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
     chosen = [(host, servers) for host, servers in named if servers]
     if not chosen:
-        raise nobody_has(server, patterns)
+        raise no_host_has(server, patterns)
     if before is not None:
         before(chosen)
     return [
@@ -214,7 +214,7 @@ def choose(
     ]
 
 
-def nobody_has(server: str | None, patterns: Sequence[str]) -> UsageError:
+def no_host_has(server: str | None, patterns: Sequence[str]) -> UsageError:
     """What to say where no host has the server."""
     wanted = f"server {server!r}" if server else "a server"
     return UsageError(f"no host of {', '.join(patterns)} has {wanted}", next_step="`./inv config --host H` shows them")
@@ -392,7 +392,7 @@ def _leave_or_cancel(
         if words is not None:
             _tell(run.host, run.server, told_to_end(run, None, is_heard=run.words > words), fold, reporter)
             return
-    except (NodeRefused, Unreachable) as error:  # nobody was asked to cancel, as far as we know
+    except (NodeRefused, Unreachable) as error:  # no run was asked to cancel, as far as we know
         trouble = error
     except LamplighterError as error:
         _tell(run.host, run.server, traced(settings, error), fold, reporter)
@@ -445,7 +445,7 @@ def complain(words: object) -> None:
 
 
 def _defect(settings: Settings, error: Exception) -> LamplighterError:
-    """What to say of an exception that nobody foresaw; its traceback is printed where one is wanted."""
+    """What to say of an unforeseen exception; its traceback is printed where one is wanted."""
     if settings.debug:
         traceback.print_exception(error)
     return LamplighterError(
@@ -530,7 +530,7 @@ def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
 
     def write(piece: str) -> None:
         if not put(shown.feed(piece) if shown is not None else piece):
-            raise Leave(code=Exit.OK)  # `logs --follow | head`: whoever read has seen enough
+            raise Leave(code=Exit.OK)  # `logs --follow | head`: the reader has seen enough
 
     try:
         read(write)
@@ -540,17 +540,17 @@ def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
 
 
 def say(text: str) -> bool:
-    """Print text for people to stdout, nothing in it orders a terminal; False when nobody reads it any more."""
+    """Print text for people to stdout, nothing in it orders a terminal; False when its reader is gone."""
     return put(printable(text) + "\n")
 
 
 def say_json(value: Mapping[str, Any]) -> bool:
-    """Print one JSON object as a line to stdout; False when nobody reads it any more."""
+    """Print one JSON object as a line to stdout; False when its reader is gone."""
     return put(json.dumps(value) + "\n")
 
 
 def put(text: str) -> bool:
-    """Write ``text`` to stdout as it is, whatever the encoding; False when nobody reads it any more.
+    """Write ``text`` to stdout as it is, whatever the encoding; False when its reader is gone.
 
     A full disk ends the command.
     """

@@ -5,7 +5,7 @@ without ``!``, a backslash, an inner ``'`` or a leading assignment, so that it m
 and tcsh. All output before the marker line (banners, noise of rc files) is kept aside. Only ``bye`` ends a
 conversation: an exit status of -1, or the end of the stream, may be the death of sshd or of the wire.
 
-What we send holds secrets, and whoever reads it in our program's place may print it: nothing of it is ever quoted.
+What we send holds secrets, and what reads it in our program's place may print it: nothing of it is ever quoted.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class HostSession:
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
 
-        Touches the node as the verb says. A run that has begun there ends there, whoever is still connected: when
+        Touches the node as the verb says. A run that has begun there ends there, connected or not: when
         the wire breaks we look for it again, and if that fails ContactLost names it. One that the node has not begun by
         then never begins. Raises LamplighterError for all that kept it from beginning.
         """
@@ -251,7 +251,7 @@ class HostSession:
         return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
 
     def prepare(self, verb: str, server: Server) -> dict[str, Any]:
-        """Build the request: everything the node needs, so that it depends on nobody afterwards.
+        """Build the request: everything the node needs, so that it depends on no one afterwards.
 
         Only ``deploy`` brings a release. The other verbs work with what is on the node, and so also while the
         inventory is wrong about this server's command line: then the node takes the plan of the current release.
@@ -397,7 +397,7 @@ class NoSuchRun(NodeRefused):
 
 
 class NodeDefect(LamplighterError):
-    """Our program on the node ended as nobody foresaw; ``trace`` says where."""
+    """Our program on the node ended in an unforeseen way; ``trace`` says where."""
 
     def __init__(self, what: str, *, why: str, next_step: str, trace: str) -> None:
         super().__init__(what, why=why, next_step=next_step)
@@ -439,7 +439,7 @@ class Follower:
     def unless_begun(self) -> dict[str, Any]:
         """What a request says for the node to see that the run never begins, if it has not: its first one may be late.
 
-        Whoever makes the run's directory first, that one or this one, decides; so the answer is no guess.
+        Who makes the run's directory first, that one or this one, decides; so the answer is no guess.
         """
         return {"forbid": self.asked} if self.asked and not self.is_begun else {}
 

@@ -42,7 +42,7 @@ def report(settings: Settings, patterns: Sequence[str], server: str | None, kind
         hosts = inventory.resolve(inventory.select(patterns or ["all"]))
         chosen = [(host, [each for each in host.servers.values() if server in (None, each.name)]) for host in hosts]
         if server and not any(servers for _, servers in chosen):
-            raise command.nobody_has(server, patterns or ["all"])
+            raise command.no_host_has(server, patterns or ["all"])
         warned = [lint for host in hosts for lint in host.warnings]
         found = sorted(dict.fromkeys([*warned, *lint_chosen(chosen, command.PROJECT)]), key=place_of)
         if kind == "text":

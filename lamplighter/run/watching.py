@@ -77,7 +77,7 @@ class _Watched:
 def _show(
     settings: command.Settings, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, LamplighterError]
 ) -> bool:
-    """Print one look; False when nobody reads it any more."""
+    """Print one look; False when its reader is gone."""
     if settings.as_json:
         hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
         hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}

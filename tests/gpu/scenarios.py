@@ -690,7 +690,7 @@ def _expect_refusal(bench: Bench, what: str, cause: str, **server: Any) -> None:
 
 
 def _expect_rollback(bench: Bench, causes: set[str], back: Any = None, listen: Any = None, **server: Any) -> None:
-    """Deploy what fails: the cause is told, the old server serves again. ``back`` mends the node before that."""
+    """Deploy what fails: the cause is told, the old server serves again. ``back`` repairs the node before that."""
     _ensure_serving(bench)
 
     def watch(event: dict[str, Any]) -> None:

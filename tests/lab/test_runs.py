@@ -224,7 +224,7 @@ def status_of(box: Box) -> dict[str, Any]:
     return status
 
 
-def test_current_that_points_to_nothing_is_mended(box: Box) -> None:
+def test_current_that_points_to_nothing_is_repaired(box: Box) -> None:
     first = box.deploy().server("box", "demo")["release"]
     box.configure(env={"NUMBER": "2"})
     second = box.deploy().server("box", "demo")["release"]

@@ -175,7 +175,7 @@ def test_of_a_launch_that_does_not_come_to_serve_nothing_is_left(root_site: Site
     new = site.do("launch", "4")
     site.do("stop", "4")
     site.systemctl("start", UNIT)
-    assert "somebody has started it" in site.do("commit", "4")
+    assert "it was started again" in site.do("commit", "4")
     eventually(lambda: site.sleepers() == ["sleep 1001", "sleep 1004"])
     assert (site.main(), site.do("look")["committed"]) != (new, "release4")
     assert site.do("stop")

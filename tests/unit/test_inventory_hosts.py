@@ -303,7 +303,7 @@ def test_wrong_ranges(written: str, message: str) -> None:
         ("all:\n  hosts: [gpu1]\n", ":2: all.hosts: must be a mapping, not a list"),
         ("all:\n  hosts:\n    gpu1: 5\n", ":3: gpu1: must be a mapping, not the number 5"),
         ("all:\n  children: [gpu]\n", ":2: all.children: must be a mapping, not a list"),
-        ('all:\n  hosts:\n    "a\\nb":\n', ":3: 'a\\nb' is no name for a host: it holds characters that nobody sees"),
+        ('all:\n  hosts:\n    "a\\nb":\n', ":3: 'a\\nb' is no name for a host: it holds invisible characters"),
         ("all:\n  hosts:\n    all:\n", ":3: all is the name of a group"),
         ('"a\\e[1m":\n', ":1: 'a\\x1b[1m' is no name for a group"),
         ("g:\n  children:\n    all:\n", ":3: all cannot be a child of g"),

@@ -65,7 +65,7 @@ _KILL_SECONDS = 0.3
 
 _LARGEST_ANSWER = 4 << 20
 
-#: How the reason of an UNKNOWN begins where a call hung: whoever asks by hand would hang as well.
+#: How the reason of an UNKNOWN begins where a call hung: a call by hand would hang as well.
 NO_ANSWER = "nvidia-smi gave no answer"
 #: facts: documented as "infoROM is corrupted"; the tables before the warning are whole.
 _INFOROM_RC = 14
@@ -526,7 +526,7 @@ def settle(
 ) -> Tuple[Sample, Verdict]:
     """Sample and judge; again for TEARDOWN_SECONDS while it may be the memory of a process that has just died.
 
-    That reads as memory of nobody, or as that of a pid which does not exist. ``deadline`` is for each call.
+    That reads as memory of no process, or as that of a pid which does not exist. ``deadline`` is for each call.
     """
     until = time.monotonic() + TEARDOWN_SECONDS
     while True:
@@ -664,7 +664,7 @@ def resolve(gpus: Union[str, Sequence[Union[int, str]]], sample: Sample) -> Reso
 #: What the device files begin with.
 DEVICES = "/dev/nvidia"
 
-#: Their ends through which no memory can be held: whoever has only these open asks questions or switches displays.
+#: Their ends through which no memory can be held: who has only these open asks questions or switches displays.
 _CONTROL = re.compile(r"(?:ctl|-modeset|-caps(?:-imex-channels)?/.*)(?: \(deleted\))?")
 
 
@@ -767,7 +767,7 @@ class FreedWatch:
       NO_HOLDERS suffices is for the inventory to say.
     * HELD_FOREIGN as soon as nvidia-smi lists a foreign process; a foreign holder of device files must be seen
       ``needed`` times in a row, since monitors open them for a moment.
-    * FLAT when memory is held, nobody is listed, none of ours is left, and nothing has moved for ``flat_seconds``.
+    * FLAT when memory is held, no process is listed, none of ours is left, and nothing has moved for ``flat_seconds``.
     * WAITING otherwise: while pids disappear or memory falls, and on UNKNOWN. The cap on the whole is the caller's.
 
     facts: a spawn child orphaned early can take its memory after nvidia-smi read 0, so processes and memory both count.

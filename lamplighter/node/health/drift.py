@@ -220,7 +220,7 @@ def _in_process(
 
 
 def _in_its_place(record: Mapping[str, Any], deployed: Mapping[str, Any]) -> List[Difference]:
-    """Compare whoever listens on the port of a server that is gone: somebody may have started it by hand."""
+    """Compare what listens on the port of a server that is gone: it may have been started by hand."""
     for pid in ports.owners(int(record["port"])):
         process = processes.read_process(pid)
         if process is not None:

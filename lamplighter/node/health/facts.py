@@ -130,7 +130,7 @@ def holder_facts(
 ) -> Dict[str, Any]:
     """Judge who holds the server's GPUs: the verdict's word and reason, and every holder, ours or not.
 
-    All of it is of one sample, the last: whoever else is there for a moment, and memory that is nobody's for a moment,
+    All of it is of one sample, the last: who else is there for a moment, and memory that no process has for a moment,
     is looked at again. ``ours`` returns the pids of the server; it is asked after the GPUs, for a server that goes on
     starting processes. ``watchers`` may have the devices open. ``unaccounted``: see ``gpus.unaccounted``.
     """
@@ -195,8 +195,8 @@ def limits_of(pid: int) -> Dict[str, Optional[float]]:
 def stuck(table: Mapping[int, Process]) -> List[Dict[str, Any]]:
     """List the processes that stay in uninterruptible sleep, with the place in the kernel where that can be read.
 
-    Whoever waits for a disk is in that state for a moment, and again the next: only who is there in every look counts,
-    and has done nothing in between.
+    A process that waits for a disk is in that state for a moment, and again the next: only one counts that is there in
+    every look, and has done nothing in between.
     """
     waiting = [process for process in table.values() if process.state == "D"]
     before = {process.pid: processes.activity(process.pid) for process in waiting}

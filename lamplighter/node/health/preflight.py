@@ -225,7 +225,7 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     if choice.kind == launcher.SYSTEMD and systemd.is_masked(home):
         name = systemd.unit_for(home.name).name
         message = f"unit {name} is masked: an administrator does not want it to be started"
-        yield Finding("unit_masked", "error", message, hint=f"agree with them, then `systemctl unmask {name}`")
+        yield Finding("unit_masked", "error", message, hint=f"ask them, then `systemctl unmask {name}`")
     edited = systemd.edited_by_hand(home)
     if edited is not None:
         hint = "it will be replaced once the new server is ready; keep changes in a drop-in (`systemctl edit`)"
@@ -234,7 +234,7 @@ def _launcher(plan: Plan, home: ServerHome) -> Iterable[Finding]:
 
 
 def _unasked_ends(kind: str, home: ServerHome) -> Iterable[Finding]:
-    """What would end the server though nobody stops it: what is known to kill it refuses."""
+    """What would end the server although it is not stopped: what is known to kill it refuses."""
     is_unit = kind == launcher.SYSTEMD
     for danger in (*systemd.dangers(is_unit=is_unit), *(systemd.dangers_of_drop_ins(home) if is_unit else ())):
         level = "error" if danger.is_sure else "warning"

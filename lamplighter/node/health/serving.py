@@ -1,7 +1,7 @@
 """What serves now, asked rather than assumed: the last word of every run, and of every verb, comes from here.
 
 A process that lives and listens may answer nothing (D state, a dead engine), one whose start was given up may answer a
-moment later, and after a stop somebody else may have started a server of his own. So whoever listens is asked for a
+moment later, and after a stop another server may have been started by hand. So what listens is asked for a
 token, as a client would ask. Looks and asks only.
 """
 
@@ -65,7 +65,7 @@ def look(
     plan: Optional[Plan] = None,
     seconds: float = TOKEN_SECONDS,
 ) -> Serving:
-    """Ask who serves in the place of the server of ``home``: ours first, else whoever listens on its port.
+    """Ask who serves in the place of the server of ``home``: ours first, else what listens on its port.
 
     ``plan`` says how to ask a stranger; without it that is named only. ``seconds``: for one token.
     """

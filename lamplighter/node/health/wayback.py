@@ -1,7 +1,7 @@
 """Could what serves now be started again, if the server that is to replace it fails? Asked before it is stopped.
 
 A running server needs nothing of what its start needed: its model may be gone, its engine upgraded, its address moved.
-Whoever stops it then finds out in the dark. Reads only.
+Who stops it then finds out too late. Reads only.
 """
 
 from __future__ import annotations

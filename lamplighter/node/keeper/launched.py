@@ -1,6 +1,6 @@
 """What is known of a launch, whichever launcher made it: who the server is, how it ended, what it was started with.
 
-The records are files of the run: ``process.json`` is written by us, ``exit.json`` by whoever saw the end (the
+The records are files of the run: ``process.json`` is written by us, ``exit.json`` by the one who saw the end (the
 supervisor of a detached server, or systemd's ExecStopPost, each in its own words).
 """
 
@@ -62,7 +62,7 @@ class Launched:
 
 @dataclasses.dataclass(frozen=True)
 class ExitStatus:
-    """How a server's main process ended: ``code``, or ``signal`` when one killed it; both None if nobody saw it."""
+    """How a server's main process ended: ``code``, or ``signal`` when one killed it; both None if it was not seen."""
 
     code: Optional[int]
     signal: Optional[int]
@@ -78,7 +78,7 @@ class LaunchFailed(Exception):
 
 
 def bare_environment(records: Optional[str] = None, gate: Optional[str] = None) -> dict[str, str]:
-    """Return the environment that every launch starts from: little, and the same for whoever asks.
+    """Return the environment that every launch starts from: little, and always the same.
 
     PATH is that of a command over SSH; the launch script puts the server's own directories in front, or behind it.
     ``records`` is the directory in which each Python of the server leaves proof of its variables; ``gate`` the file at
@@ -128,7 +128,7 @@ def unit_in(record: dict[str, Any]) -> Optional[Unit]:
 
 
 def read_exit(launch: LaunchFiles, wait: float = 0.0) -> Optional[ExitStatus]:
-    """Return how the main process ended; None while it has not, or within ``wait`` seconds nobody has written it."""
+    """Return how the main process ended; None while it has not, or it is not written within ``wait`` seconds."""
     deadline = time.monotonic() + wait
     while True:
         record = read_json(launch.exit)

@@ -1,4 +1,4 @@
-"""One small interface to whoever keeps a server running: ``detached`` or ``systemd``.
+"""One small interface to what keeps a server running: ``detached`` or ``systemd``.
 
 ``auto`` means systemd where PID 1 is systemd and we may use it. What a launch left on disk tells later which of the two
 it was, so that a node may change from one to the other: the old server is stopped by its own launcher.
@@ -148,7 +148,7 @@ def let_go(home: ServerHome) -> None:
 
 
 def returns_at_boot(home: ServerHome) -> Optional[str]:
-    """Name who will start the stopped server when the node boots, None if nobody will."""
+    """Name who will start the stopped server when the node boots, None if nothing will."""
     return systemd.returns_at_boot(home)
 
 
@@ -312,7 +312,7 @@ def present(record: Mapping[str, Any]) -> Present:
     elif launched.boot_id != processes.boot_id():
         note = f"systemd started {unit.name} when the node booted"
     else:
-        note = f"somebody started {unit.name} by hand"
+        note = f"{unit.name} was started by hand"
     return Present(state.main, state.restarts, note, is_other=True)
 
 

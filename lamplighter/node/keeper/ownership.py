@@ -2,7 +2,7 @@
 
 *Ours*: what we recorded at launch (main process, its session, the supervisor's descendants). *Stale*: the engine's
 title or entry point **and** our uid **and** on our GPUs or port. All else that holds a GPU or the port is *foreign*:
-named, and left alone unless the inventory lists it. Whoever we descend from (sshd, the shell that carries our command)
+named, and left alone unless the inventory lists it. What we descend from (sshd, the shell that carries our command)
 is foreign whatever it looks like. The functions here are pure: they judge a process table that was read before.
 """
 

@@ -608,7 +608,7 @@ def _free_name(manager: Manager, lasting: Unit, text: Optional[str]) -> None:
     Who starts the name meanwhile gets what has been committed before.
     """
     if not _is_down(lasting):
-        raise LaunchFailed(f"{lasting.name} is not down: somebody has started it again")
+        raise LaunchFailed(f"{lasting.name} is not down: it was started again, not by this run")
     manager.call("reset-failed", lasting.name)
     aside = _stand_in(lasting)
     files.write_file(_runtime_file(aside), text or "[Service]\nExecStart=/bin/false\n", 0o644)

@@ -171,7 +171,7 @@ def use(run: Run, release: ReleaseDirectory, asked: Plan) -> Staged:
 def commit(run: Run, started: Started, answered_at: float) -> None:
     """Make the release the current one, write down that it is good, and prune old ones.
 
-    Its last word is that the server still lives: whoever dies before that is rolled back.
+    Its last word is that the server still lives: a server that dies before that is rolled back.
     """
     mark(run, started.release, "good", None)
     make_current(run, started, answered_at)

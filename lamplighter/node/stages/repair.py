@@ -1,6 +1,6 @@
 """What a killed run left half done is finished, by the next run of any verb, before it does anything of its own.
 
-Called under the server's lock, so whoever wrote there before is dead, but for runs that wait for this lock. May be
+Called under the server's lock, so what wrote there before is dead, but for runs that wait for this lock. May be
 repeated and may itself be killed: each step looks first, and none needs another one. Processes that a dead run
 started need no repair: their records make them ours, and the stages treat them as what they are. A step that the disk
 does not let happen is left to the next run.
@@ -24,7 +24,7 @@ from lamplighter.node.worker import RESERVES, Run, is_at_work
 
 #: Runs whose journals and logs are kept, besides those that a live server or a release refers to.
 KEEP_RUNS = 20
-#: Our own program in versions that nobody has used for so long is removed.
+#: A version of our own program that has not been used for so long is removed.
 KEEP_RUNNER_SECONDS = 7 * 86400.0
 
 _RUNNER = re.compile(r"[0-9a-f]{64}")
@@ -36,8 +36,8 @@ def repair(run: Run) -> None:
         _clear_the_way,
         _end_abandoned_runs,
         _sweep,
-        _mend_current,
-        _mend_record,
+        _repair_current,
+        _repair_record,
         _drop_half_releases,
         _clear_units,
         _prune_runs,
@@ -146,7 +146,7 @@ def _writer_is_gone(name: str) -> bool:
     return writer is None or processes.read_process(writer) is None
 
 
-def _mend_current(run: Run) -> None:
+def _repair_current(run: Run) -> None:
     """Where ``current`` names no complete release, point it to the newest good one, or to none where there is none."""
     home = run.home
     if home.current_release() is not None:
@@ -164,7 +164,7 @@ def _mend_current(run: Run) -> None:
         run.warn("`current` named no release that is whole, and no other has been good")
 
 
-def _mend_record(run: Run) -> None:
+def _repair_record(run: Run) -> None:
     """Write a lost record again; a server that was committed, and whose run was killed before, is ready."""
     record, current = launcher.read_record(run.home), run.home.current_release()
     if record is not None and launcher.is_record_lost(run.home):

@@ -29,7 +29,7 @@ DRAIN_POLL_SECONDS = 0.25
 def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipped]:
     """Stop what we recorded and, by policy, stale processes of the engine; leave all others.
 
-    Whoever would bring one of them back (our unit, another unit, a container) is stopped first.
+    What would bring one of them back (our unit, another unit, a container) is stopped first.
     """
     began, plan = time.time(), allocation.plan
     claimed = _claims(run, allocation)
@@ -149,10 +149,10 @@ def _refuse_intruders(intruders: list[ownership.Claim], exit_code: Exit) -> None
     if intruders:
         raise StageFailure(
             exit_code,
-            "somebody took a GPU or the port between the check and the start",
+            "another process took a GPU or the port between the check and the start",
             cause="foreign",
             evidence="; ".join(map(str, intruders)),
-            hint="end it, or let its owner end it, then deploy again",
+            hint="end it, or ask its owner to, then deploy again",
         )
 
 

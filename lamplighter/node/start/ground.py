@@ -455,7 +455,7 @@ def _derived_ports(start: Start, stopping: Collection[int]) -> Iterator[Finding]
 
 
 def who_has(port: int, stopping: Collection[int] = ()) -> str:
-    """Name who has ``port`` and will not be gone by the start; "" where nobody has."""
+    """Name who has ``port`` and will not be gone by the start; "" where it is free."""
     listening = ports.who_listens(port, stopping)
     if listening or ports.owners(port):
         return listening

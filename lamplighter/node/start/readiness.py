@@ -253,7 +253,7 @@ class _Watch:
         for event in news:
             if event.kind in ("phase", "percent"):
                 self._moved_at = now
-                if event.kind == "phase":  # whoever has come so far may be new: from now on its death is seen
+                if event.kind == "phase":  # a worker that has come so far may be new: from now on its death is seen
                     self._due.pop("members", None)
             elif event.kind == "ready_line" and self._ready_line_at is None:
                 self._ready_line_at = now
@@ -329,7 +329,7 @@ class _Watch:
 
     def _judge_answer(self, answer: Answer, now: float) -> Optional[Ready | NotReady]:
         if not self.port.ours or answer.asked_at < self._ours_since:
-            return None  # whoever answered, it was not proven to be ours
+            return None  # the port that answered was not proven to be ours
         self._model_proven = self._model_proven or answer.model_proven
         if answer.is_wrong_model:
             return self._not_ready(False, f"the server answers, but {answer.trouble}", "wrong_model", answer.trouble)

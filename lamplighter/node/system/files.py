@@ -1,4 +1,4 @@
-"""Files that survive a crash: whoever reads one, at whatever moment, sees the old content or the new, never half.
+"""Files that survive a crash: who reads one, at whatever moment, sees the old content or the new, never half.
 
 Each write is temp + fsync + rename + fsync of the directory. A leftover temp file begins with ``TEMP_PREFIX`` and is
 swept by the next run.
@@ -80,7 +80,7 @@ def writers_of(path: str) -> list[int]:
 
 
 def writer_of(temporary: str) -> Optional[int]:
-    """Return the pid of whoever made the temporary file or directory of this name."""
+    """Return the pid of the process that made the temporary file or directory of this name."""
     found = _WRITER.search(temporary)
     return int(found.group(1)) if found else None
 

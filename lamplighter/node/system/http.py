@@ -7,7 +7,7 @@ never followed. Transport trouble is HttpFailed; an answer with any status is a 
 ``models``, ``identity_matches`` and ``generate`` read the keys ``identity`` and ``generate`` of an engine.yml.
 
 ``tls``: "none" asks over plain HTTP; "verify" over HTTPS, with a certificate that the node's own authorities vouch for
-and that is the asked name's or address's; "self-signed" over HTTPS with any certificate, whoever signed it.
+and that is the asked name's or address's; "self-signed" over HTTPS with any certificate at all.
 
 facts: connection refused is the normal answer while a server loads; an HTTP proxy in the environment that lacks a
 no_proxy for the probe host has answered 403 in the server's place.
@@ -123,7 +123,7 @@ def request(
 
 
 def talks_tls(host: str, port: int, timeout: float) -> bool:
-    """Tell whether a TLS handshake succeeds there, whoever signed the certificate."""
+    """Tell whether a TLS handshake succeeds there, with any certificate."""
     connection = _Connection(host, port, time.monotonic() + timeout, "self-signed")
     try:
         connection.connect()
@@ -187,7 +187,7 @@ def _connect(host: str, port: int, until: float) -> socket.socket:
             plain.settimeout(_remaining(until))
             plain.connect(address)
             if plain.getsockname() == plain.getpeername():
-                # Nobody listens, the kernel picked the port itself as our end and connected it to itself; a reset
+                # Nothing listens, the kernel picked the port itself as our end and connected it to itself; a reset
                 # instead of a normal end keeps TIME_WAIT off the server's port.
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))

@@ -63,7 +63,7 @@ def shared_path(name: str) -> str:
         if _is_everybodys(os.path.dirname(directory)):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
-            if not _is_everybodys(directory):  # new, or whoever made it was killed before the next line
+            if not _is_everybodys(directory):  # new, or its maker was killed before the next line
                 os.chmod(directory, 0o1777)  # noqa: S103 - every user of the node locks here
             return os.path.join(directory, name)
     raise OSError(errno.ENOENT, "no directory for locks that all users may write to")
@@ -103,7 +103,7 @@ def _take(what: str, fd: int, wait: float, heed: Callable[[], None]) -> None:
 
 
 def holder_of(path: str) -> Optional[dict[str, Any]]:
-    """Return what the holder of the lock at ``path`` wrote down; None when nobody holds it."""
+    """Return what the holder of the lock at ``path`` wrote down; None when it is free."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -4,7 +4,7 @@ Two scopes, both opt-in. ``pth``: three files of ours in the site-packages of th
 marked block at the end of the ``sitecustomize.py`` which that Python really imports (behind Debian's symlink a file in
 /etc). Either runs the release's own ``sitecustomize.py``, and only where ``sys.prefix`` is the server's: other venves
 and the base interpreter pass it by. Which release: the one that the launch script names, else, in a venv, the current
-one. A payload that is missing or broken harms nobody. A server that moves to another Python has a block for each of the
+one. A payload that is missing or broken does no harm. A server that moves to another Python has a block for each of the
 two until the new one serves, so that the old one can come back.
 
 Touches: these files, and ``<root>/servers/<name>/outside/``, where the original and what was done are written down
@@ -129,7 +129,7 @@ def present(home: ServerHome) -> Tuple[Place, ...]:
 def remove(home: ServerHome, keep: Collection[Place] = ()) -> Tuple[str, ...]:
     """Take away what ``install`` has put outside our root, but for ``keep``; return the files that were changed.
 
-    A file that nobody else has changed since is, byte for byte, the one of before, with its mode and owner; changes of
+    A file that only we have changed is then, byte for byte, the one of before, with its mode and owner; changes of
     others stay in it. Also fixes what a killed run left behind. Raises OSError, Refused, lock.Locked; then what could
     not be undone stays recorded.
     """

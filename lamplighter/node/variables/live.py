@@ -167,7 +167,7 @@ def gpu_holders(uuids: Sequence[str]) -> Set[int]:
 def workers_of(
     members: Sequence[Process], holders: Collection[int], engine: Mapping[str, Any], main: Optional[int] = None
 ) -> List[Process]:
-    """Choose those that must carry the variables: who holds a GPU; where nobody does, whoever computes on the CPU.
+    """Choose those that must carry the variables: who holds a GPU; where none does, who computes on the CPU.
 
     ``main`` is the pid of the server's main process: it counts only where there is no other. facts: SGLang writes
     variables in its launcher, after start-up files and before it spawns; the workers' sitecustomize has the last word.
@@ -270,7 +270,7 @@ def _listen(process: Process, expected: Expected, record: Optional[Dict[str, Any
         changed = frozenset(record["differ"]) & managed
         others = {name: value for name, value in told.items() if name not in managed}
         return _Testimony(RECORD, others, managed - changed, changed, reason)
-    # Without a record nobody knows whether a forced variable was set right after the exec.
+    # Without a record it is not known whether a forced variable was set right after the exec.
     certain: Dict[str, Optional[str]] = {
         name: value
         for name, value in told.items()

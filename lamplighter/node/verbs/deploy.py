@@ -1,8 +1,8 @@
 """The verbs that change a node, each a list of stages.
 
 Until the first signal is sent nothing that serves is touched: a failure there leaves the old server alone. From then on
-the run goes to *ready* or to *rolled back*, whoever is still watching. A run can be cancelled like it can fail: before
-``stop`` it ends, after it it rolls back.
+the run goes to *ready* or to *rolled back*, whether or not anyone watches. A run can be cancelled like it can fail:
+before ``stop`` it ends, after it it rolls back.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stop_server(run: Run) -> None:
 def _end_stopped(run: Run, now: Serving) -> None:
     """Say that it is stopped, or who answers in its place since."""
     if now.record is not None and (now.record.get("since") or 0.0) >= run.began:
-        message = f"stopped, but started again by somebody else: {now}"
+        message = f"stopped, but started again, not by lamplighter: {now}"
         run.end("failed", Exit.NOT_FREED, message, now.record)
         return
     unit = launcher.returns_at_boot(run.home)

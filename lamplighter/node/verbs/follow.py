@@ -136,7 +136,7 @@ def ended(outcome: str, code: Exit, message: str, record: Optional[dict[str, Any
 def attach(request: dict[str, Any], root: str) -> None:
     """Show a run from its first event (or from ``after``), and follow it if it is still going on.
 
-    With ``forbid`` the run that is asked for ends here, if it has not begun: whoever asked has lost contact.
+    With ``forbid`` the run that is asked for ends here, if it has not begun: the control side has lost contact.
     """
     home = server_home(root, request["servers"][0])
     wanted = request.get("to")
