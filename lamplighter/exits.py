@@ -46,7 +46,7 @@ MEANINGS = {
         next_step="check the name, the network and the key, then run the same command again",
     ),
     Exit.NOT_FREED: Meaning(
-        "the old server would not die, or the GPUs were not FREED",
+        "the old server did not end, or the GPUs were not FREED",
         "page someone",
         next_step="./inv check{on} names who holds the GPUs or the port",
     ),

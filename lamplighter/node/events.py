@@ -44,7 +44,7 @@ class Exit(enum.IntEnum):
     USAGE = 2  # usage or inventory; nothing was opened
     REFUSED = 3  # preflight, proof or lint with the node; nothing was touched
     UNREACHABLE = 4
-    NOT_FREED = 5  # the old server would not die, or its GPUs were not FREED
+    NOT_FREED = 5  # the old server did not end, or its GPUs were not FREED
     CRASHED = 6  # crashed in start-up, nothing serving
     NOT_READY = 7  # not ready or stalled, nothing serving
     DEGRADED = 8  # serving, but a verification, hook or gate failed

@@ -96,7 +96,7 @@ def test_what_signal_nine_means() -> None:
         ("Rank 6 scheduler died during initialization (exit code: 255).", 6, 9, True, None, "rank 6 ended with exit status 255 first"),
         ("RuntimeError: zebra stripes", 2, 9, True, None, "rank 2 failed first, in phase weights; the server then"),
         ("Failed core proc(s): {'EngineCore_DP1': -6}", None, 15, False, None, "one of its processes was killed by SIGABRT first"),
-        ("Worker proc VllmWorker-3 died unexpectedly (exit code: -9)", 3, 9, False, 4243, "pid 4243 of the server was killed by the kernel for want of memory"),
+        ("Worker proc VllmWorker-3 died unexpectedly (exit code: -9)", 3, 9, False, 4243, "pid 4243 of the server was killed by the kernel because memory ran out"),
         ("", None, 9, True, None, "the server died in phase weights (killed by SIGKILL)"),
         ("RuntimeError: zebra stripes", None, 9, False, None, "the server died in phase weights (killed by SIGKILL)"),
         ("RuntimeError: zebra stripes", None, None, True, None, "the server died"),

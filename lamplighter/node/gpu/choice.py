@@ -41,4 +41,4 @@ def unfit_gpus(plan: Plan, uuids: tuple[str, ...], verdict: gpus.Verdict) -> Ite
         yield Finding("gpu_recovery", "error", wanting, "", hint)
     if verdict.word == gpus.UNKNOWN:
         hint = gpus.how_to_see(verdict.reason, plan.name)
-        yield Finding("gpu_unknown", "error", "the state of the GPUs cannot be told", verdict.reason, hint)
+        yield Finding("gpu_unknown", "error", "the state of the GPUs is not known", verdict.reason, hint)

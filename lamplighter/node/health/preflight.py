@@ -163,7 +163,7 @@ def _gpus(
 ) -> Iterable[Finding]:
     if resolved.error is not None:
         hint = choice.how_to_name_gpus(plan, resolved.error)
-        yield Finding("gpu_unknown", "error", "the GPUs of this server cannot be told", resolved.error, hint)
+        yield Finding("gpu_unknown", "error", "it is not known which GPUs this server uses", resolved.error, hint)
         return
     if verdict is None:
         yield Finding("gpus", "ok", "the server uses no GPU (gpus: [])")

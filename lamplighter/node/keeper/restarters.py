@@ -283,11 +283,11 @@ def stop(restarter: Restarter, seconds: float, tell: Callable[[str], None]) -> s
 
 
 def stop_parents(found: Iterable[Restarter], seconds: float, tell: Callable[[str], None]) -> list[Process]:
-    """End the parents among ``found``, all at once lest one starts another again; return who would not die."""
+    """End the parents among ``found``, all at once lest one starts another again; return those that did not end."""
     above = [restarter.place for restarter in found if isinstance(restarter.place, Process)]
     if not above:
         return []
-    tell(f"stopping first who would start it again: {', '.join(f'{each.comm} (pid {each.pid})' for each in above)}")
+    tell(f"stopping first what would start it again: {', '.join(f'{each.comm} (pid {each.pid})' for each in above)}")
     manner = ending.Manner(signal.SIGTERM, min(seconds, PARENT_SECONDS))
     return ending.stop(lambda: above, manner, tell)
 

@@ -1,4 +1,4 @@
-"""Ending processes by proven identity: TERM, a grace period, KILL, and a plain word about what would not die.
+"""Ending processes by proven identity: TERM, a grace period, KILL, and a plain word about what did not end.
 
 Nothing is ever signalled by name, by bare pid or through a shell. Each signal goes through a pidfd after start time and
 uid were read again, and none goes to whom we descend from: sshd, the shell that carries our command, the init process.
@@ -60,7 +60,7 @@ class Ending:
 
 
 def stop(find: Callable[[], Iterable[Process]], manner: Manner, tell: Callable[[str], None]) -> list[Process]:
-    """End every process that ``find`` returns, also those that appear meanwhile; return those that would not die."""
+    """End every process that ``find`` returns, also those that appear meanwhile; return those that did not end."""
     ending = Ending(find)
     signalled: set[Identity] = set()
     deadline = time.monotonic() + manner.grace
@@ -113,7 +113,7 @@ def _our_line() -> set[int]:
 
 
 def describe_survivors(survivors: Iterable[Process], advice: processes.Advice) -> str:
-    """Say which processes would not die, and why the kernel keeps them."""
+    """Say which processes did not end, and why the kernel keeps them."""
     parts = []
     for process in survivors:
         reason = processes.why_unkillable(process, advice)

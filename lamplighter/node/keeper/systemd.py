@@ -161,7 +161,7 @@ def _end_of_login(cgroup: str) -> Optional[Danger]:
     user = processes.user_name(int(session.group(1)))
     kills, spared, only = (logind(name) for name in ("KillUserProcesses", "KillExcludeUsers", "KillOnlyUsers"))
     if kills is None:
-        message = f"it cannot be told whether logind kills the processes of {user} at logout"
+        message = f"it is not known whether logind kills the processes of {user} at logout"
         evidence = "neither busctl nor systemd-analyze tells KillUserProcesses"
         return Danger("logout_unknown", message, evidence, _how_to_stay(), is_sure=False)
     if not _is_yes(kills) or user in _names(spared) or (_names(only) and user not in _names(only)):
@@ -726,7 +726,7 @@ _SETTING = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILI
 _DEADLY = {
     "RuntimeMaxSec": "systemd kills it after that time",
     "StopWhenUnneeded": "systemd stops it as soon as no other unit wants it: at once",
-    "RefuseManualStart": "systemd does not let anybody start it",
+    "RefuseManualStart": "systemd does not let it be started",
 }
 _TYING = {
     "BindsTo": "it stops with that unit",

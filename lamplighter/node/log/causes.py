@@ -181,7 +181,7 @@ def headline(message: str, found: Diagnosis, failed: Failed, engine: Mapping[str
     as the status of its main process: what made it do so is the news.
     """
     if killed:
-        return f"pid {killed[0]} of the server was killed by the kernel for want of memory, in phase {found.phase}"
+        return f"pid {killed[0]} of the server was killed by the kernel because memory ran out, in phase {found.phase}"
     kills_itself = bool((engine.get("processes") or {}).get("kills_itself"))
     status = _STATUS.search(found.evidence)
     is_by_itself = kills_itself and failed.signal == signal.SIGKILL and found.evidence

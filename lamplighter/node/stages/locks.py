@@ -56,7 +56,7 @@ def _lock_resources(run: Run, plans: tuple[Plan, ...], until: float) -> tuple[st
         wanted.update((f"gpu-{uuid}", f"GPU {uuid}") for uuid in found.uuids)
         if found.error is not None:
             run.warn(
-                f"the GPUs of the current release cannot be told: {found.error}",
+                f"it is not known which GPUs the current release uses: {found.error}",
                 "it could not be brought back if this run fails",
             )
     for name in sorted(wanted):  # always in this order, so that two runs cannot wait for each other
@@ -69,7 +69,7 @@ def _resolve(plan: Plan) -> tuple[str, ...]:
     if resolved.error is not None:
         raise StageFailure(
             Exit.REFUSED,
-            "the GPUs of this server cannot be told",
+            "it is not known which GPUs this server uses",
             cause="gpu_unknown",
             evidence=resolved.error,
             hint=choice.how_to_name_gpus(plan, resolved.error),

@@ -75,7 +75,7 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     if survivors:
         raise StageFailure(
             Exit.NOT_FREED,
-            "the old server would not die",
+            "the old server did not end",
             cause="unkillable",
             evidence=stop.describe_survivors(survivors, plan.faults.get("stuck", ())),
             hint="a process that KILL does not end is held by the kernel: look at dmesg, then reboot the node",
@@ -194,7 +194,7 @@ def _stop_supervisors(
     survivors = restarters.stop_parents([each for each in kept if each.may_be_stopped], seconds, run.progress)
     if survivors:
         named = stop.describe_survivors(survivors, allocation.plan.faults.get("stuck", ()))
-        _fail_to_stop("who would start the server again would not die", named)
+        _fail_to_stop("what would start the server again did not end", named)
     for restarter in (each for each in kept if each.may_be_started):
         trouble = restarters.stop(restarter, seconds, run.progress)
         former.restarters.append(restarter)

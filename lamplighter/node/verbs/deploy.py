@@ -228,9 +228,8 @@ class Replacement:
             message = f"{failure.message}; no earlier release to go back to; {now}"
             self._end("failed", failure.exit_code, message, now.record, now.unknown)
         elif now.record is None:
-            message = (
-                f"{failure.message}; rolled back to release {target.name}, which has answered and does no more; {now}"
-            )
+            back_to = f"rolled back to release {target.name}, which answered once and no longer does"
+            message = f"{failure.message}; {back_to}; {now}"
             self._end("failed", Exit.NOT_READY, message, None)
         else:
             message = f"{failure.message}; rolled back: release {target.name} is serving again"

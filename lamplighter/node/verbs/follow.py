@@ -82,7 +82,7 @@ def cancel(request: dict[str, Any], root: str) -> None:
         known = read_json(directory.cancel, orders=list) or {"by": request["by"], "t": time.time(), "orders": []}
         files.write_json(directory.cancel, {**known, "orders": [*known["orders"], request.get("order")]})
     except OSError as error:
-        told = f"the node takes no writes, so the run cannot be told: {error}"
+        told = f"the node takes no writes, so the run cannot be shown: {error}"
         relay.send({"event": events.RESULT, "error": told, "hint": "make room there, then cancel again"})
         relay.send({"event": events.BYE})
         return
