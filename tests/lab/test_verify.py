@@ -18,9 +18,9 @@ from lab import control
 from lamplighter.errors import ContactLost, Unreachable
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
-from lamplighter.run import backend
-from lamplighter.run.backend import Shell, TooMuchOutput
+from lamplighter.run import shell as shells
 from lamplighter.run.host_session import HostSession, open_session
+from lamplighter.run.shell import Shell, TooMuchOutput
 from lamplighter.run.verify import verify
 from lamplighter.ssh.connection import CommandTimedOut
 from tests.driver import PROJECT, eventually
@@ -160,7 +160,7 @@ def test_the_shell_carries_any_bytes_and_outlives_a_hung_command(box: Box, monke
         )
         assert shell.run("cat").stdout == b""  # no input, and none of ours
         first = shell.run("echo $PPID").stdout
-        monkeypatch.setattr(backend, "OUTPUT_LIMIT", 200_000)
+        monkeypatch.setattr(shells, "OUTPUT_LIMIT", 200_000)
         assert len(shell.run("head -c 150000 /dev/zero").stdout) == 150_000
         with pytest.raises(TooMuchOutput):
             shell.run("exec yes")
