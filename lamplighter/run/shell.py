@@ -13,6 +13,8 @@ import secrets
 import shlex
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from lamplighter.errors import LamplighterError, SessionRefused, SilenceTimeout
 from lamplighter.ssh.become import sudo_refusal
@@ -89,24 +91,46 @@ class Shell:
 
         Raises CommandTimedOut, TooMuchOutput, ContactLost, Unreachable.
         """
-        self.commands += 1
-        try:
-            self.open()
-            assert self._channel is not None
-            self._channel.write(self._line(command))
-            if not self._pid:
-                self._await_beginning(self._channel)
-            return self._result(self._channel, command, timeout)
-        except (CommandTimedOut, TooMuchOutput):
-            self._give_up()
-            raise
-        except LamplighterError as error:
-            self.broken = error
-            self.close()
-            raise
-        except BaseException:  # interrupted: the next command must not take this one's output for its own
-            self.close()
-            raise
+        (found,) = self.run_all([command], timeout)
+        if isinstance(found, LamplighterError):
+            raise found
+        return found
+
+    def run_all(
+        self, commands: Sequence[str], seconds: float | None = None
+    ) -> list[CommandResult | CommandTimedOut | TooMuchOutput]:
+        """Run ``commands`` one after another, sent together, so that all cost one round trip.
+
+        Each may take ``seconds``, and COMMAND_SECONDS at most. One that does not end, or says too much, has an error in
+        its place. Raises ContactLost, Unreachable.
+        """
+        timeout = COMMAND_SECONDS if seconds is None else min(seconds, COMMAND_SECONDS)
+        self.commands += len(commands)
+        found: list[CommandResult | CommandTimedOut | TooMuchOutput] = []
+        while len(found) < len(commands):
+            try:
+                self._run_rest(commands, found, timeout)
+            except (CommandTimedOut, TooMuchOutput) as error:
+                found.append(error)
+                self._give_up()
+            except LamplighterError as error:
+                self.broken = error
+                self.close()
+                raise
+            except BaseException:  # interrupted: the next command must not take this one's output for its own
+                self.close()
+                raise
+        return found
+
+    def _run_rest(self, commands: Sequence[str], found: list[Any], timeout: float) -> None:
+        """Send those of ``commands`` that nothing was found of yet, and add what comes of each."""
+        self.open()
+        assert self._channel is not None
+        self._channel.write(b"".join(map(self._line, commands[len(found) :])))
+        if not self._pid:
+            self._await_beginning(self._channel)
+        while len(found) < len(commands):
+            found.append(self._result(self._channel, commands[len(found)], timeout))
 
     def close(self) -> None:
         """End the shell."""
@@ -161,8 +185,8 @@ class Shell:
             self._read_stderr(channel, deadline)
         stdout, stderr = bytes(self._out[: found.start()]), bytes(self._err[: self._err.index(silent)])
         result = CommandResult(int(found.group(1)), stdout, stderr)
-        self._out.clear()
-        self._err.clear()
+        del self._out[: found.end()]
+        del self._err[: self._err.index(silent) + len(silent)]
         return result
 
     def _read(self, channel: Channel, deadline: float, command: str) -> None:
