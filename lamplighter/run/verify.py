@@ -378,7 +378,7 @@ def _order(session: HostSession, server: Server, inventory: Path, only: str) -> 
             "name": server.name,
             "engine": engine.compiled,
             "model": server.model,
-            "served_name": server.served_name or server.model,
+            "served_name": engine.served_name(server),
             "host": server.host,
             "port": server.port,
             "gpus": server.gpus,
