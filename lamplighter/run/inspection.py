@@ -223,6 +223,10 @@ def _converse(inspector: Inspector, node: Node, order: Mapping[str, Any]) -> _Pr
     }
     progress = _Progress()
     inspector.send(order)
+    if not order["only"]:  # the shipped checks want the facts: they are asked for while the check files are read
+        node.connect()
+        facts = node.facts()
+        answers["facts"] = lambda: facts
     while progress.finished is None and (message := inspector.receive(patience)) is not None:
         what, *said = message
         if what in answers:
