@@ -102,7 +102,7 @@ def deploy(
         server,
         "deploy",
         wait,
-        lambda session, one, fold, listen: verify.afterwards(session, one, settings.inventory, fold, listen),
+        verify.Verification(settings.inventory),
         **unless,
     )
 

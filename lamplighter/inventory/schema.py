@@ -376,6 +376,7 @@ class Server(_Frozen):
     port: Annotated[int, _whole(1, 65535)]
     gpus: Annotated[Literal["all"] | tuple[int, ...] | tuple[str, ...], BeforeValidator(_gpus)] = "all"
     python: Line = "python3"
+    program: Annotated[Line | None, ControlOnly("the node is told argv")] = None
     args: Annotated[Mapping[ArgName, ArgValue], ControlOnly("the node is told argv")] = {}
     extra_args: Annotated[tuple[ExtraArg, ...], ControlOnly("the node is told argv")] = ()
     env: Mapping[EnvName, EnvValue] = {}

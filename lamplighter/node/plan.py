@@ -83,6 +83,7 @@ class Plan:
     host: str
     port: int
     gpus: Union[str, tuple[Union[int, str], ...]]
+    #: "": the engine is no Python.
     python: str
     argv: tuple[str, ...]
     env: Mapping[str, Variable]

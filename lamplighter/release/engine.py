@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 FILE = "engine.yml"
 #: What a role may be called: the name of a directory, and nothing that leads elsewhere.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: What words of the command may stand for.
+WORDS = ("python", "program", "bin", "model", "served_name", "host", "port")
 #: Lists of wording: a child adds to them. All other lists, a child replaces.
 ADDED = (
     "envelope", "prefix", "rank", "pids", "percent", "time", "error", "chain", "quiet", "consequences", "wrappers",
@@ -61,18 +63,38 @@ class Engine:
         """The server's command line: the engine's command and flags, then ``args``, then ``extra_args`` as they are.
 
         In ``args`` true is a bare flag, a list repeats the flag, null and false leave it out. Raises InventoryError for
-        a flag that has a setting of its own, and for a python without a directory where the engine needs what lies
-        beside it. A word that is a secret is a SecretWord, which does not hold it.
+        a flag that has a setting of its own, for a program that nobody names, and for one without a directory where the
+        engine needs what lies beside it. A word that is a secret is a SecretWord, which does not hold it.
         """
-        values = {"python": server.python, "bin": posixpath.dirname(server.python), **self.settings(server)}
+        beside = posixpath.dirname(self.program(server))
+        values = {"python": server.python, "program": server.program or "", "bin": beside, **self.settings(server)}
         return [*(self._filled(word, values, server) for word in self.launch["command"]), *self.arguments(server)]
 
-    @staticmethod
-    def settings(server: Server) -> dict[str, str]:
+    @property
+    def is_python(self) -> bool:
+        """Whether what it starts is a Python, which a sitecustomize.py can reach."""
+        return bool(self.launch["python"])
+
+    def program(self, server: Server) -> str:
+        """What must be on the node for it to start, beside which its other programs lie: its Python, or `program`."""
+        return server.program or (server.python if self.is_python else "")
+
+    def served_name(self, server: Server) -> str:
+        """The name that the server answers to: the one that is set, or the engine's own rule."""
+        if server.served_name is not None:
+            return server.served_name
+        values = {"model": server.model, "model_file": posixpath.basename(server.model.rstrip("/"))}
+        return _with(values, str(self.launch["served_name"]))
+
+    def _tells_its_name(self, server: Server) -> bool:
+        """Whether the server is told its name: not where it goes by its model's anyway."""
+        return server.served_name is not None or self.launch["served_name"] != "{model}"
+
+    def settings(self, server: Server) -> dict[str, str]:
         """The settings that flags and words of the command may stand for, as text."""
         return {
             "model": server.model,
-            "served_name": server.served_name or server.model,
+            "served_name": self.served_name(server),
             "host": server.host,
             "port": str(server.port),
         }
@@ -81,7 +103,7 @@ class Engine:
         """What follows the command: the engine's flags, ``args``, ``extra_args``. Raises as ``argv`` does."""
         values, words = self.settings(server), list[str]()
         for setting, flag in self.launch["flags"].items():
-            if flag is not None and (setting != "served_name" or server.served_name is not None):
+            if flag is not None and (setting != "served_name" or self._tells_its_name(server)):
                 words += [flag, values[setting]]
         for name, value in server.args.items():
             words += self._flag(name, value, server)
@@ -89,13 +111,20 @@ class Engine:
         return [*words, *extra]
 
     def _filled(self, word: str, values: Mapping[str, str], server: Server) -> str:
-        if "{bin}" in word and not values["bin"]:
+        if "{program}" in word and not server.program:
             raise InventoryError(
-                f"servers.{server.name}.python: must be a path, not {server.python!r}",
-                why=f"{self.name} is started by a program beside it ({word})",
-                next_step=f"write the full path of the interpreter under servers.{server.name}.python",
+                f"servers.{server.name}.program: is missing",
+                why=f"{self.name} is started by it ({word})",
+                next_step=f"write the path of the engine's program on the node under servers.{server.name}.program",
             )
-        return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], word)
+        if "{bin}" in word and not values["bin"]:
+            setting = "python" if self.is_python and not server.program else "program"
+            raise InventoryError(
+                f"servers.{server.name}.{setting}: must be a path, not {self.program(server)!r}",
+                why=f"{self.name} is started by a program beside it ({word})",
+                next_step=f"write its full path under servers.{server.name}.{setting}",
+            )
+        return _with(values, word)
 
     def _flag(self, name: str, value: object, server: Server) -> list[str]:
         flag = f"--{name}"
@@ -111,6 +140,10 @@ class Engine:
             return []
         values = value if isinstance(value, tuple | list) else (value,)
         return [word for place, each in enumerate(values) for word in (flag, secrets.word(name, place, each))]
+
+
+def _with(values: Mapping[str, str], word: str) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], word)
 
 
 def load_engine(name: str, roles: Path) -> Engine:
@@ -237,7 +270,7 @@ def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     launch, written = merged["launch"], merged.get("overwrites") or ()
     return {
         **merged,
-        "launch": {"command": launch["command"], "flags": launch.get("flags") or {}},
+        "launch": {"served_name": "{model}", "python": True, **launch, "flags": launch.get("flags") or {}},
         "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},
         "overwrites": [_Overwrite.model_validate(each).model_dump(mode="json") for each in written],
@@ -279,8 +312,15 @@ def _duration(value: object) -> float:
 
 def _word(value: str) -> str:
     for name in re.findall(r"\{(\w*)\}", value):
-        if name not in ("python", "bin", "model", "served_name", "host", "port"):
-            raise ValueError(f"{{{name}}} is not one of {{python}} {{bin}} {{model}} {{served_name}} {{host}} {{port}}")
+        if name not in WORDS:
+            raise ValueError(f"{{{name}}} is not one of {' '.join(f'{{{word}}}' for word in WORDS)}")
+    return value
+
+
+def _own_name(value: str) -> str:
+    for name in re.findall(r"\{(\w*)\}", value):
+        if name not in ("model", "model_file"):
+            raise ValueError(f"{{{name}}} is not {{model}} or {{model_file}}, the last part of its path")
     return value
 
 
@@ -301,6 +341,7 @@ Regex = Annotated[StrictStr, AfterValidator(_regex)]
 Sizes = Annotated[Regex, _naming("size"), _naming("unit")]
 Seconds = Annotated[float, BeforeValidator(_duration)]
 Word = Annotated[StrictStr, AfterValidator(_word)]
+OwnName = Annotated[StrictStr, AfterValidator(_own_name)]
 Hint = Annotated[StrictStr, AfterValidator(_hint)]
 Phase = Annotated[StrictStr, AfterValidator(_phase)]
 Cause = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -314,6 +355,8 @@ class _Part(BaseModel):
 class _Launch(_Part):
     command: Annotated[tuple[Word, ...], Field(min_length=1)]
     flags: dict[Literal["model", "served_name", "host", "port"], StrictStr | None] = {}
+    served_name: OwnName = "{model}"
+    python: StrictBool = True
 
 
 class _PhasePart(_Part):

@@ -98,10 +98,12 @@ def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
     with _located(host):
         argv = engine.argv(server)
     secret = {word.variable: place for place, word in enumerate(argv) if isinstance(word, SecretWord)}
+    unlike_python = {} if engine.is_python else {"python": "", "sitecustomize": {"scope": "none"}}
     return {
         **{key: said[key] for key in TOLD},
+        **unlike_python,
         "env": {**talk, **said["env"]},
-        "served_name": server.served_name or server.model,  # the rule of all our engines
+        "served_name": engine.served_name(server),
         "argv": [str.__str__(word) for word in argv],
         **({"argv_secrets": secret} if secret else {}),
         "secrets": sorted(server.secrets),
@@ -127,7 +129,7 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
         "secret_words": sorted(plan.get("argv_secrets", ())),
         "env": _variables(plan),
         "scope": plan["sitecustomize"]["scope"],
-        "path": _path(plan["python"]),
+        "path": _path(plan["python"] or plan["argv"][0]),
         "standard_path": STANDARD_PATH,
     }
     files = {"launch.sh": ReleaseFile(templates.render("launch.sh.j2", values), 0o755)}
@@ -174,14 +176,14 @@ def _variables(plan: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _path(python: str) -> str | None:
-    """Return the PATH of a server whose interpreter has a directory; None for one that is itself looked up on PATH."""
-    if not posixpath.isabs(python):
+def _path(program: str) -> str | None:
+    """Return the PATH of a server whose program has a directory; None for one that is itself looked up on PATH."""
+    if not posixpath.isabs(program):
         return None
-    directory = posixpath.dirname(python)
+    directory = posixpath.dirname(program)
     if ":" in directory:
         raise InventoryError(
-            f"python: {directory} cannot be on PATH",
+            f"{program}: {directory} cannot be on PATH",
             why="PATH separates directories by colons, and this name holds one",
             next_step="move the environment, or link to it by a name without a colon",
         )

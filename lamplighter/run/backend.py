@@ -1,231 +1,67 @@
-"""A testinfra backend on a connection that is open already: no second login, jump hosts and become included.
+"""What testinfra asks of a node, on its way to the process that has the connection.
 
-All commands go through one shell on one channel, so that each costs one round trip. Its input carries one line a
-command; on both outputs a mark with a random name ends what the command said, so that any bytes may come before it.
-
-facts: over SSH a command in a channel of its own costs three round trips, testinfra's own ssh backend a connection.
+`NodeBackend` is a testinfra backend, and `ask_together` has many questions asked by testinfra's own modules in a few
+round trips: each question is begun again whenever an answer has come, and goes as far as the answers reach. What runs
+on the node are the very commands that testinfra asks for.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-import shlex
-import threading
-import time
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import testinfra.backend.base
+import testinfra.host
 
-from lamplighter.errors import LamplighterError, SessionRefused, SilenceTimeout
-from lamplighter.ssh.become import sudo_refusal
-from lamplighter.ssh.connection import (
-    OUTPUT_LIMIT,
-    Channel,
-    CommandResult,
-    CommandTimedOut,
-    Node,
-    TooMuchOutput,
-    prompt_threads,
+#: What testinfra's modules ask before anything else: sent along at once, since each would cost all a round trip.
+FIRST = (
+    "uname -s",
+    "cat /etc/os-release",
+    "uname -m",
+    "command -v command",
+    "command -v ss",
+    "test -d /run/systemd/system/",
 )
-
-COMMAND_SECONDS = 60.0
-#: For the shell to begin: a login with slow rc files, and sudo.
-START_SECONDS = 20.0
-#: How often we look whether the end of stderr has come when that of stdout has.
-PAUSE_SECONDS = 0.001
-
-#: Kills a process and all below it, it first so that it starts nothing new. The shell on the other channel is killed
-#: so, with what hangs in it. No process group: it may be shared with the server that let us in.
-KILL_TREE = (
-    "k() { set -- $1 $(cat /proc/$1/task/$1/children 2>/dev/null); kill -9 $1 2>/dev/null; shift;"
-    ' for c in "$@"; do k $c; done; }; k'
-)
+#: So many round trips a question may take; more are no question, but a loop.
+MOST_ROUNDS = 30
 
 
-class Shell:
-    """One ``/bin/sh`` on the node that runs commands one after another, each in a shell of its own.
+class Said(Protocol):
+    """What a command left behind."""
 
-    ``commands`` counts them. A command that does not end in time costs its shell; the next one gets another. One thread
-    at a time runs commands; only `begin` has one of its own.
-    """
+    @property
+    def exit_status(self) -> int: ...
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._channel: Channel | None = None
-        self._pid = 0
-        self._mark = b""
-        self._out = bytearray()
-        self._err = bytearray()
-        self._beginning: threading.Thread | None = None
-        self._trouble: BaseException | None = None
-        self.commands = 0
-        #: What ended the conversation for good; every later command fails with it.
-        self.broken: LamplighterError | None = None
+    @property
+    def stdout(self) -> bytes: ...
 
-    def begin(self) -> None:
-        """Log in, where that is not done, and begin beside whatever the caller has to do before the first command."""
-        self._beginning = threading.Thread(target=self._begin_beside, name=f"shell of {self._node.name}", daemon=True)
-        self._beginning.start()
-
-    def open(self) -> None:
-        """Wait until the shell is asked for. Raises what keeps the login, or a channel, from being had."""
-        beginning, self._beginning = self._beginning, None
-        if beginning is not None:
-            beginning.join()
-        trouble = self._trouble or self.broken
-        if trouble is not None:
-            raise trouble
-        if self._channel is None:
-            self._open()
-
-    def _begin_beside(self) -> None:
-        try:
-            self._node.open()
-            with prompt_threads():
-                self._open()
-        except BaseException as error:  # told by `open`
-            self._trouble = error
-
-    def run(self, command: str, timeout: float = COMMAND_SECONDS) -> CommandResult:
-        """Run ``command`` with ``/bin/sh -c``, without input.
-
-        Raises CommandTimedOut, TooMuchOutput, ContactLost, Unreachable.
-        """
-        self.commands += 1
-        try:
-            self.open()
-            assert self._channel is not None
-            self._channel.write(self._line(command))
-            if not self._pid:
-                self._await_beginning(self._channel)
-            return self._result(self._channel, command, timeout)
-        except (CommandTimedOut, TooMuchOutput):
-            self._give_up()
-            raise
-        except LamplighterError as error:
-            self.broken = error
-            self.close()
-            raise
-        except BaseException:  # interrupted: the next command must not take this one's output for its own
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the shell."""
-        if self._channel is not None:
-            self._channel.close_write()
-            self._channel.close()
-        self._channel = None
-        self._pid = 0
-        self._out.clear()
-        self._err.clear()
-
-    def _open(self) -> None:
-        """Open the channel, and have the shell say when it begins: rc files may have written before.
-
-        Its word is waited for together with the first command's, which travels with it.
-        """
-        self._mark = f"lamplighter-{secrets.token_hex(12)}".encode()
-        self._channel = channel = self._node.stream(self._node.wrap("exec /bin/sh"))
-        self._node.lend(self.close)
-        mark = self._mark.decode()
-        channel.write(
-            f"LC_ALL=C; export LC_ALL; printf '%s begin %d\\n' {mark} $$; printf '%s begin\\n' {mark} >&2\n".encode()
-        )
-
-    def _line(self, command: str) -> bytes:
-        mark = self._mark.decode()
-        quoted = shlex.quote(command)
-        line = f"/bin/sh -c {quoted} </dev/null; printf '\\n%s %d\\n' {mark} $?; printf '\\n%s\\n' {mark} >&2\n"
-        return line.encode("utf-8", "surrogateescape")
-
-    def _await_beginning(self, channel: Channel) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        beginning = re.compile(re.escape(self._mark) + rb" begin (\d+)\n")
-        while not (found := beginning.search(self._out)):
-            self._read(channel, deadline, "the shell")
-        self._pid = int(found.group(1))
-        del self._out[: found.end()]
-        silent = self._mark + b" begin\n"
-        while silent not in self._err:
-            self._read_stderr(channel, deadline)
-        del self._err[: self._err.index(silent) + len(silent)]
-
-    def _result(self, channel: Channel, command: str, timeout: float) -> CommandResult:
-        deadline = time.monotonic() + timeout
-        end = re.compile(rb"\n" + re.escape(self._mark) + rb" (\d+)\n")
-        looked = 0
-        while not (found := end.search(self._out, looked)):
-            looked = max(0, len(self._out) - len(self._mark) - 16)
-            self._read(channel, deadline, command)
-        silent = b"\n" + self._mark + b"\n"
-        while silent not in self._err:
-            self._read_stderr(channel, deadline)
-        stdout, stderr = bytes(self._out[: found.start()]), bytes(self._err[: self._err.index(silent)])
-        result = CommandResult(int(found.group(1)), stdout, stderr)
-        self._out.clear()
-        self._err.clear()
-        return result
-
-    def _read(self, channel: Channel, deadline: float, command: str) -> None:
-        try:
-            piece = channel.read(max(0.001, deadline - time.monotonic()))
-        except SilenceTimeout as error:
-            raise _timed_out(self._node.name, command) from error
-        if not piece:
-            raise self._ended(channel)
-        self._out += piece
-        if len(self._out) > OUTPUT_LIMIT:
-            limit = f"{OUTPUT_LIMIT >> 20} MiB"
-            raise TooMuchOutput(f"{self._node.name}: more than {limit} came, the command was killed: {command[:200]}")
-        if time.monotonic() > deadline:
-            raise _timed_out(self._node.name, command)
-
-    def _read_stderr(self, channel: Channel, deadline: float) -> None:
-        piece = channel.take_stderr()
-        self._err += piece
-        if not piece:
-            if time.monotonic() > deadline:
-                raise _timed_out(self._node.name, "the end of stderr")
-            time.sleep(PAUSE_SECONDS)
-
-    def _ended(self, channel: Channel) -> LamplighterError:
-        if self._node.spec.become and not self._pid:
-            refusal = sudo_refusal(self._node.name, self._node.user, channel.read_stderr(), channel.exit_status)
-            if refusal is not None:
-                return refusal
-        return channel.lost()
-
-    def _give_up(self) -> None:
-        """Kill the shell with what hangs in it, by way of another one.
-
-        facts: sshd keeps the session of a command that hangs. Where it takes no second one, another login has one.
-        """
-        pid = self._pid
-        self.close()
-        if not pid:
-            return
-        try:
-            self._open()
-        except SessionRefused:
-            self._node.close()
-            self._node.open()
-        self.run(f"{KILL_TREE} {pid}", START_SECONDS)
+    @property
+    def stderr(self) -> bytes: ...
 
 
-def _timed_out(name: str, command: str) -> CommandTimedOut:
-    return CommandTimedOut(f"{name}: the command did not end in time and was killed: {command[:200]}")
+class NoAnswer(Exception):
+    """A command did not end in time, or said too much; the text says so."""
+
+
+class Way(Protocol):
+    """The way to the node."""
+
+    def run_all(self, commands: Sequence[str]) -> Sequence[Said | NoAnswer]:
+        """Run all ``commands`` in one round trip."""
+
+
+class _Unasked(BaseException):
+    """The answer to a command is not there yet; no Exception, which a module or a check might take for an answer."""
 
 
 class NodeBackend(testinfra.backend.base.BaseBackend):  # type: ignore[misc]  # testinfra ships no types
-    """testinfra's questions, asked through a Shell."""
+    """testinfra's questions, each one round trip."""
 
     NAME = "lamplighter"
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node.name)
-        self.shell = Shell(node)
+    def __init__(self, way: Way) -> None:
+        super().__init__("node")
+        self._way = way
         self._encoding = "utf-8"  # asking the node for its encoding would cost a command
 
     def decode(self, data: bytes) -> str:
@@ -234,5 +70,90 @@ class NodeBackend(testinfra.backend.base.BaseBackend):  # type: ignore[misc]  # 
 
     def run(self, command: str, *args: str, **kwargs: Any) -> testinfra.backend.base.CommandResult:
         line = self.get_command(command, *args)
-        done = self.shell.run(line)
-        return self.result(done.exit_status, self.encode(line), done.stdout, done.stderr)
+        said = self._said(line)
+        if isinstance(said, NoAnswer):
+            raise said
+        return self.result(said.exit_status, self.encode(line), said.stdout, said.stderr)
+
+    def _said(self, line: str) -> Said | NoAnswer:
+        (said,) = self._way.run_all([line])
+        return said
+
+
+class _Rehearsal(NodeBackend):
+    """Answers what is known, and takes note of the rest."""
+
+    def __init__(self, way: Way, known: Mapping[str, Said | NoAnswer]) -> None:
+        super().__init__(way)
+        self._known = known
+        self.wanted: dict[str, None] = {}
+
+    def _said(self, line: str) -> Said | NoAnswer:
+        if line in self._known:
+            return self._known[line]
+        self.wanted[line] = None
+        raise _Unasked
+
+
+def host_on(way: Way) -> Any:
+    """Return testinfra's ``host``, whose every command is one round trip."""
+    return testinfra.host.Host(NodeBackend(way))
+
+
+Question = Callable[[Any], Any]
+
+
+def ask_together(questions: Iterable[Question], way: Way) -> dict[Question, Callable[[], Any]]:
+    """Ask all ``questions`` of a ``host``; return what each came to: a function that returns or raises it.
+
+    A question may be begun several times, so it only asks. Takes as many round trips as the longest has commands.
+    """
+    known: dict[str, Said | NoAnswer] = {}
+    found: dict[Question, Callable[[], Any]] = {}
+    open_ones = list(dict.fromkeys(questions))
+    rounds = 0
+    while open_ones:
+        backend = _Rehearsal(way, known)
+        host = testinfra.host.Host(backend)
+        for question in open_ones:
+            try:
+                found[question] = _returning(question(host))
+            except _Unasked:
+                continue
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a failure, or a skip: the check that asks tells it
+                found[question] = _raising(error)
+        open_ones = [question for question in open_ones if question not in found]
+        rounds += 1
+        if open_ones and rounds > MOST_ROUNDS:
+            endless = NoAnswer(f"more than {MOST_ROUNDS} commands, one after another: no question asks so much")
+            return {**dict.fromkeys(open_ones, _raising(endless)), **found}
+        if open_ones:
+            commands = list(dict.fromkeys((*(FIRST if rounds == 1 else ()), *backend.wanted)))
+            known.update(zip(commands, way.run_all(commands), strict=True))
+    return found
+
+
+def together(*questions: Callable[[], Any]) -> list[Any]:
+    """Return the answers to several questions that need not wait for one another."""
+    answers, is_whole = [], True
+    for question in questions:
+        try:
+            answers.append(question())
+        except _Unasked:
+            is_whole = False
+    if not is_whole:
+        raise _Unasked
+    return answers
+
+
+def _returning(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail

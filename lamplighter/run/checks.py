@@ -1,7 +1,11 @@
-"""Runs check files: ordinary pytest, here, whose testinfra ``host`` asks over our open connection.
+"""Runs check files: ordinary pytest, here, whose testinfra ``host`` asks over a connection that is open already.
+
+In a process of its own (`main`, begun by `lamplighter.run.inspection`): what a check does to the process that it runs
+in, it does to that one alone.
 
 A check file gets five fixtures: testinfra's ``host``; ``server``, what the inventory says of it; ``facts``, all that
-one question to the node brings back; ``limits``, the thresholds; and ``evidence``, to say what a passing check saw.
+one question to the node's program brings back; ``limits``, the thresholds; and ``evidence``, to say what a passing
+check saw. A function under ``@asked`` is a fixture that asks ``host``: those of all checks travel together.
 Checks lie in ``roles/node/checks``, ``roles/<engine>/checks`` and ``inventory/checks``.
 
 A check is a *blocker* (it fails: exit 8) unless it is marked ``@pytest.mark.warning`` or the inventory says otherwise:
@@ -9,8 +13,8 @@ A check is a *blocker* (it fails: exit 8) unless it is marked ``@pytest.mark.war
 threshold. Its docstring's first line is the question that people read. Where one marked ``@pytest.mark.serving`` fails,
 the server does not serve (exit 7).
 
-No check may be lost without a word: a file that cannot be read, a check that hangs or that ends the session, or the
-process, is an error of its own, and the others run all the same.
+No check may be lost without a word: a file that cannot be read or a check that hangs is an error of its own, and the
+others run all the same; where one ends the session, the error names those that were not run.
 """
 
 from __future__ import annotations
@@ -18,29 +22,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
+import inspect
 import io
+import json
 import os
 import re
 import signal
-import sys
+import socket
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from lamplighter.errors import LamplighterError, UsageError
-from lamplighter.inventory.schema import LEVELS
-from lamplighter.run.outcome import BLOCKS, ERROR, SKIPPED, WARNING, CheckResult
-
-#: The threshold after which a check is ended, and its value where nobody sets it: seconds.
-OVERDUE = "check_seconds"
-OVERDUE_SECONDS = 300.0
+from lamplighter.errors import UsageError
+from lamplighter.run.backend import NoAnswer, Said, Way, ask_together, host_on, together
+from lamplighter.run.outcome import (
+    ERROR,
+    HOST,
+    NODE,
+    OVERDUE,
+    SKIPPED,
+    CheckResult,
+    Collected,
+    unfinished,
+    unreadable,
+)
 
 EVIDENCE_LENGTH = 1000
+
+__all__ = ["ask_tool", "asked", "mode_of", "text_of", "together"]  # for check files
 
 #: What pytest only warns of: a class or a function that it passes over, and checks that can never fail.
 LOST = ("PytestCollectionWarning", "PytestAssertRewriteWarning", "PytestReturnNotNoneWarning")
@@ -95,9 +110,9 @@ class ServerUnderCheck:
 class Limits(Mapping[str, Any]):
     """The thresholds of a server's checks; a check that asks for one that nobody has set is an error of its role."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], used: Iterable[str] = ()) -> None:
         self._values = values
-        self.used: set[str] = set()
+        self.used: set[str] = set(used)
 
     def __getitem__(self, name: str) -> Any:
         self.used.add(name)
@@ -131,56 +146,109 @@ def ask_tool(host: Any, command: str, *args: str) -> str:
     return str(done.stdout)
 
 
-def run_checks(
-    host: Any,
-    subject: ServerUnderCheck,
-    ask_facts: Callable[[], Facts],
-    directories: Sequence[Path],
-    settings: Mapping[str, Any] | None = None,
-    only: str = "",
-    thresholds: Collection[str] = (),
-    connect: Callable[[], None] = lambda: None,
-) -> list[CheckResult]:
-    """Run the check files below ``directories`` with these fixtures; return what each found.
+def text_of(file: Any) -> str | None:
+    """Return what a file of the node holds; None where it is not there, or may not be read. For check files."""
+    try:
+        return str(file.content_string)
+    except (RuntimeError, AssertionError):
+        return None
 
-    ``settings`` are the inventory's ``checks``; ``thresholds`` name those that roles set; ``connect`` is called when
-    all checks are collected: a login may travel until then. pytest runs in this process: not for several threads at
-    once. Raises UsageError for an ``only`` that is no expression, KeyboardInterrupt, and what ``connect`` raises.
+
+def mode_of(file: Any) -> str | None:
+    """Return the mode of a file of the node, in four digits; None where it is not there. For check files."""
+    try:
+        return f"{file.mode:04o}"
+    except AssertionError:
+        return None
+
+
+def asked(question: Callable[..., Any]) -> Any:
+    """Make a fixture of ``question``, which asks ``host`` and returns what a check wants to know.
+
+    Its arguments are of ``host``, ``server``, ``facts`` and ``limits``. It may be begun several times, so it only asks:
+    the questions of all chosen checks are asked together, in a few round trips, and each once. An assertion that fails
+    in there, or a skip, is that of the check which has the fixture.
     """
-    settings = {OVERDUE: OVERDUE_SECONDS, **(settings or {})}
-    levels = {name: value for name, value in settings.items() if value in LEVELS}
-    limits = Limits({name: value for name, value in settings.items() if value not in LEVELS})
-    fixtures = _Fixtures(host, subject, ask_facts, limits)
-    collector = _Collector(levels, fixtures, directories, connect)
+
+    def answer(_answers: _Answers) -> Any:
+        return _answers.to(question)
+
+    answer.__name__, answer.__doc__, answer.__module__ = question.__name__, question.__doc__, question.__module__
+    answer.question = question  # type: ignore[attr-defined]
+    return pytest.fixture(scope="session")(answer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What is to be run: the check files below ``directories``, for one server.
+
+    ``levels`` and ``limits`` are the inventory's ``checks``; ``thresholds`` name those that roles set. ``only`` is a
+    pytest ``-k`` expression. ``done`` are checks (by node id), ``unread`` files that are to be passed over, since an
+    earlier process has told of them; ``used`` are thresholds that were asked for there.
+    """
+
+    server: Mapping[str, Any]
+    directories: tuple[str, ...]
+    levels: Mapping[str, str]
+    limits: Mapping[str, Any]
+    thresholds: tuple[str, ...] = ()
+    only: str = ""
+    done: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+
+
+class NodeSide(Way, Protocol):
+    """What checks reach of the node."""
+
+    def connect(self) -> None:
+        """Wait until the node can be asked."""
+
+    def facts(self) -> Facts:
+        """Ask the node's program all that it knows."""
+
+    def tell(self, what: str, *said: Any) -> None:
+        """Take down how far the checks are."""
+
+
+def run_checks(node: NodeSide, order: Order) -> list[CheckResult]:
+    """Run the check files of ``order`` with these fixtures; return what each found.
+
+    ``node.connect`` is called when all checks are collected: a login may travel until then. Raises UsageError for an
+    ``only`` that is no expression.
+    """
+    directories = [Path(directory) for directory in order.directories]
+    limits = Limits(order.limits, order.used)
+    fixtures = _Fixtures(node, order, limits)
+    alarm = _Alarm(float(limits[OVERDUE]))
+    collector = _Collector(order, node, fixtures, directories, alarm)
     words = [
         *("-c", str(INI), "--rootdir", "/", "--import-mode=importlib"),  # modules are named by their path from there
         # testinfra's own `host` fixture would win, and test the control machine; other plugins are not ours to run
         *("--disable-plugin-autoload", "-p", "no:pytest11.testinfra", "-p", "no:testinfra.plugin"),
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler"),
         *("--continue-on-collection-errors", *(f"-Werror::pytest.{name}" for name in LOST)),
-        *((f"-k={only}",) if only else ()),
+        *((f"-k={order.only}",) if order.only else ()),
+        *(f"--ignore={path}" for path in order.unread),
         *map(str, directories),
     ]
-    plugins = [fixtures, collector, _Alarm(float(limits[OVERDUE]))]
-    with _quiet() as said, _forgotten(directories), _no_way_out():
+    with _quiet() as said:
         try:
-            status: int = pytest.main(words, plugins=plugins)
+            status: int = pytest.main(words, plugins=[fixtures, collector, alarm])
         except (Exception, SystemExit, Overdue) as error:  # a conftest.py that leaves, a check that breaks pytest
             status, collector.ending = pytest.ExitCode.INTERNAL_ERROR, _place_of(error, directories)
-    if collector.interrupt is not None:
-        raise collector.interrupt
-    if collector.trouble is not None:
-        raise collector.trouble
-    if status == pytest.ExitCode.USAGE_ERROR and only and collector.is_collected:
-        raise UsageError(f"no expression that pytest -k understands: {only}", next_step='write "gpu and not memory"')
+    if status == pytest.ExitCode.USAGE_ERROR and order.only and collector.is_collected:
+        raise UsageError(
+            f"no expression that pytest -k understands: {order.only}", next_step='write "gpu and not memory"'
+        )
     results = collector.results
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         why = collector.ending or _last_line(said.getvalue()) or f"pytest ended with {status!r}"
-        results += [CheckResult("checks", "could every check run", "blocker", ERROR, why, 0.0)]
-    elif not results:
-        why = f"no check is chosen by {only}" if only else "there is no check"
+        results += [unfinished(why, collector.not_run())]
+    elif not results and not order.done and not order.unread:
+        why = f"no check is chosen by {order.only}" if order.only else "there is no check"
         results += [CheckResult("checks", "did any check run", "blocker", ERROR, why, 0.0)]
-    return results + ([] if only else _unknown_names(levels, limits, collector, frozenset((OVERDUE, *thresholds))))
+    return results + ([] if order.only else _unknown_names(order.levels, limits, collector, order.thresholds))
 
 
 @contextlib.contextmanager
@@ -195,42 +263,6 @@ def _quiet() -> Iterator[io.StringIO]:
         os.environ.update(kept)
 
 
-@contextlib.contextmanager
-def _no_way_out() -> Iterator[None]:
-    """Have a check that ends this process, or becomes another program, leave as `sys.exit` does; its children may."""
-    ours = os.getpid()
-
-    def instead_of(name: str, leave: Callable[..., Any]) -> Callable[..., Any]:
-        def stay(*args: Any, **named: Any) -> Any:
-            if os.getpid() == ours:
-                raise SystemExit(f"os.{name} would end lamplighter, and all results be lost")
-            return leave(*args, **named)
-
-        return stay
-
-    before = {name: getattr(os, name) for name in ("_exit", "abort", "execv", "execve")}
-    for name, leave in before.items():
-        setattr(os, name, instead_of(name, leave))
-    try:
-        yield
-    finally:
-        for name, leave in before.items():
-            setattr(os, name, leave)
-
-
-@contextlib.contextmanager
-def _forgotten(directories: Sequence[Path]) -> Iterator[None]:
-    """Import check files again for each server: no module may carry what it saw, or half of itself, to the next one."""
-    before = set(sys.modules)
-    try:
-        yield
-    finally:
-        for name in set(sys.modules) - before:
-            path = Path(getattr(sys.modules[name], "__file__", None) or "/")
-            if any(path.is_relative_to(directory) for directory in directories):
-                del sys.modules[name]
-
-
 def _place_of(error: BaseException, directories: Sequence[Path]) -> str:
     """Say what ended pytest, and which line of a check file did it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -240,9 +272,10 @@ def _place_of(error: BaseException, directories: Sequence[Path]) -> str:
 
 
 def _unknown_names(
-    levels: Mapping[str, str], limits: Limits, collector: _Collector, thresholds: frozenset[str]
+    levels: Mapping[str, str], limits: Limits, collector: _Collector, roles: Iterable[str]
 ) -> list[CheckResult]:
     """Names of the inventory that no check bears and no check asked for: a typing mistake would switch nothing off."""
+    thresholds = {OVERDUE, *roles}
     known = collector.names | thresholds | limits.used
     wrong = sorted(({*levels} - collector.names) | ({*limits} - thresholds - limits.used))
     found = []
@@ -258,13 +291,38 @@ def _unknown_names(
 
 
 class _Fixtures:
-    def __init__(
-        self, host: Any, server: ServerUnderCheck, ask_facts: Callable[[], Facts], limits: Mapping[str, Any]
-    ) -> None:
-        self._host = host
-        self._server = server
-        self._ask_facts = ask_facts
+    """The fixtures of a check file, and the answers to the questions of all."""
+
+    def __init__(self, node: NodeSide, order: Order, limits: Limits) -> None:
+        self._node = node
+        self._host = host_on(node)
+        self._facts: Facts | None = None
+        said: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in order.server.items()
+        }
+        self._server = ServerUnderCheck(**said, ask_facts=self._ask_facts)
         self._limits = limits
+        self._answered = _Answers({})
+
+    def _ask_facts(self) -> Facts:
+        if self._facts is None:
+            self._facts = self._node.facts()
+        return self._facts
+
+    def ask_together(self, questions: Iterable[Callable[..., Any]]) -> None:
+        """Ask all ``questions`` before the first check runs."""
+        whole = {functools.partial(self._ask, question): question for question in dict.fromkeys(questions)}
+        found = ask_together(whole, self._node)
+        self._answered = _Answers({whole[asked]: answer for asked, answer in found.items()})  # type: ignore[index]
+
+    def _ask(self, question: Callable[..., Any], host: Any) -> Any:
+        known: dict[str, Callable[[], Any]] = {
+            "host": lambda: host,
+            "server": lambda: self._server,
+            "facts": self._ask_facts,
+            "limits": lambda: self._limits,
+        }
+        return question(**{name: known[name]() for name in inspect.signature(question).parameters})
 
     @pytest.fixture(scope="session")
     def host(self) -> Any:
@@ -282,9 +340,28 @@ class _Fixtures:
     def limits(self) -> Mapping[str, Any]:
         return self._limits
 
+    @property
+    def used(self) -> set[str]:
+        """The thresholds that were asked for."""
+        return self._limits.used
+
+    @pytest.fixture(scope="session")
+    def _answers(self) -> _Answers:
+        return self._answered
+
     @pytest.fixture
     def evidence(self, record_property: Callable[[str, object], None]) -> Callable[[object], None]:
         return lambda text: record_property("evidence", text)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answers:
+    """What came of each question."""
+
+    found: Mapping[Callable[..., Any], Callable[[], Any]]
+
+    def to(self, question: Callable[..., Any]) -> Any:
+        return self.found[question]()
 
 
 class _Alarm:
@@ -295,14 +372,15 @@ class _Alarm:
 
     @pytest.hookimpl(wrapper=True)
     def _within_time(self) -> Iterator[None]:
-        with self._set():
+        with self.set():
             return (yield)
 
     pytest_load_initial_conftests = pytest_make_collect_report = _within_time
     pytest_runtest_setup = pytest_runtest_call = _within_time
 
     @contextlib.contextmanager
-    def _set(self) -> Iterator[None]:
+    def set(self) -> Iterator[None]:
+        """Raise Overdue here after the time for one check."""
         if threading.current_thread() is not threading.main_thread():  # no signal would come here
             yield
             return
@@ -322,23 +400,23 @@ class _Collector:
     """Takes down every check's result, at the level that the inventory gives it."""
 
     def __init__(
-        self,
-        levels: Mapping[str, str],
-        fixtures: _Fixtures,
-        directories: Sequence[Path],
-        connect: Callable[[], None],
+        self, order: Order, node: NodeSide, fixtures: _Fixtures, directories: Sequence[Path], alarm: _Alarm
     ) -> None:
-        self._levels = levels
-        self._connect = connect
+        self._order = order
+        self._node = node
         self._fixtures = fixtures
         self._directories = directories
-        self._known: dict[str, tuple[str, str, str, bool]] = {}  # by node id: name, question, level, is_of_serving
+        self._alarm = alarm
+        self._known: dict[str, Collected] = {}  # by node id
+        self._told: set[str] = set()
         self.names: set[str] = set()
         self.results: list[CheckResult] = []
         self.is_collected = False
-        self.interrupt: BaseException | None = None
-        self.trouble: LamplighterError | None = None
         self.ending = ""
+
+    def not_run(self) -> list[str]:
+        """The names of the checks of which nothing was told."""
+        return [known.name for node_id, known in self._known.items() if node_id not in self._told]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
@@ -357,32 +435,52 @@ class _Collector:
             function = getattr(item, "originalname", None) or item.name
             name = function.removeprefix("test_")
             self.names.add(name)
-            level = self._levels.get(name) or ("warning" if item.get_closest_marker("warning") else "blocker")
+            level = self._order.levels.get(name) or ("warning" if item.get_closest_marker("warning") else "blocker")
             said = (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip().splitlines()
             parameters = item.name[len(function) :]
             question = f"{said[0]} {parameters}".strip() if said else f"{name.replace('_', ' ')}{parameters}"
-            self._known[item.nodeid] = (name, question, level, item.get_closest_marker("serving") is not None)
+            is_of_serving = item.get_closest_marker("serving") is not None
+            known = Collected(name, question, level, is_of_serving, _witness(item))
+            if item.nodeid in self._order.done:
+                off.append(item)
+                continue
+            self._known[item.nodeid] = known
             if level == "off":
                 off.append(item)
-                self.results.append(CheckResult(name, question, level, SKIPPED, "off in the inventory", 0.0))
+                self._take(item.nodeid, known.result(SKIPPED, "off in the inventory"))
             elif self._asks_another_host(item):
                 off.append(item)
                 said_why = "its file or a conftest.py has a `host` fixture of its own: it would test another machine"
-                self.results.append(CheckResult(name, question, level, ERROR, said_why, 0.0))
+                self._take(item.nodeid, known.result(ERROR, said_why))
             else:
                 chosen.append(item)
         if off:
             items[:] = chosen
             config.hook.pytest_deselected(items=off)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Forget what -k has left out: it is not missing."""
+        chosen = {item.nodeid for item in session.items} | self._told
+        self._known = {node_id: known for node_id, known in self._known.items() if node_id in chosen}
+        self._node.tell("known", {node_id: dataclasses.astuple(known) for node_id, known in self._known.items()})
+
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> bool | None:
-        try:
-            self._connect()
-        except LamplighterError as error:
-            self.trouble = error
-            return True  # done: no check is run
-        return None
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        self._node.connect()
+        with self._alarm.set():
+            self._fixtures.ask_together(question for item in session.items for question in _questions(item))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._node.tell("running", nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._node.tell("running", "")
+
+    def _take(self, node_id: str, result: CheckResult) -> None:
+        self.results.append(result)
+        self._told.add(node_id)
+        self._node.tell("result", node_id, dataclasses.asdict(result), sorted(self._fixtures.used))
 
     def _asks_another_host(self, item: pytest.Item) -> bool:
         information = getattr(item, "_fixtureinfo", None)
@@ -394,36 +492,48 @@ class _Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.outcome == "passed":
             return
-        name, question, level, is_of_serving = self._known[report.nodeid]
         outcome = ERROR if report.failed and report.when != "call" else str(report.outcome)
-        if level == "warning" and outcome in BLOCKS:
-            outcome = WARNING
         seconds = round(report.duration, 3)
-        self.results.append(CheckResult(name, question, level, outcome, _evidence(report), seconds, is_of_serving))
+        self._take(report.nodeid, self._known[report.nodeid].result(outcome, _evidence(report), seconds))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
         """A file that leaves is one that cannot be read: pytest would leave with it."""
+        if isinstance(collector, pytest.File):
+            self._node.tell("reading", str(collector.path))
         try:
             return (yield)
         except SystemExit as error:
             said = _place_of(error, self._directories)
             return pytest.CollectReport(collector.nodeid, "failed", said, [])  # type: ignore[return-value]
+        finally:
+            self._node.tell("reading", "")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.passed:
             return
         path = f"/{report.nodeid}"
-        outcome = SKIPPED if report.skipped else ERROR
-        question = f"can {path} be read"
-        self.results.append(CheckResult(Path(path).name, question, "blocker", outcome, _evidence(report), 0.0))
+        if path in self._order.done:
+            return
+        self._take(path, unreadable(path, SKIPPED if report.skipped else ERROR, _evidence(report)))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell Ctrl-C from a check that ends the session, which pytest tells as KeyboardInterrupts of its own."""
-        if isinstance(excinfo.value, KeyboardInterrupt) and not isinstance(excinfo.value, pytest.Session.Interrupted):
-            self.interrupt = excinfo.value
-        else:
-            self.ending = f"{len(self.results)} results, then the session was ended: {excinfo.value}"
+        """A check that ends the session; Ctrl-C does not come here."""
+        self.ending = f"the session was ended: {excinfo.value}".removesuffix(": ")
+
+
+def _questions(item: pytest.Item) -> Iterator[Callable[..., Any]]:
+    """The questions, made fixtures by `asked`, that a check asks by itself or by its fixtures."""
+    information = getattr(item, "_fixtureinfo", None)
+    for definitions in information.name2fixturedefs.values() if information is not None else ():
+        question = getattr(definitions[-1].func, "question", None)
+        if question is not None:
+            yield question
+
+
+def _witness(item: pytest.Item) -> str:
+    asks = "host" in getattr(item, "fixturenames", ()) or any(_questions(item))
+    return HOST if asks else NODE
 
 
 def _evidence(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -461,3 +571,76 @@ def _first_words(text: str) -> str:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].removeprefix("INTERNALERROR> ").removeprefix("E   ").strip()
+
+
+# -------------------------------------------------------------------------------------------- the process of the checks
+
+
+class _Parent(NodeSide):
+    """The process that began this one: it has the connection, and takes down how far we are. One JSON text a line."""
+
+    def __init__(self, number: int) -> None:
+        self._file = socket.socket(fileno=number).makefile("rwb")
+        self._asked = 0
+
+    def read(self) -> Any:
+        line = self._file.readline()
+        if not line:
+            os._exit(0)  # it is gone, and nobody is left to tell
+        return json.loads(line)
+
+    def tell(self, what: str, *said: Any) -> None:
+        self._file.write(json.dumps([what, *said]).encode() + b"\n")
+        self._file.flush()
+
+    def connect(self) -> None:
+        self._ask("connect")
+
+    def facts(self) -> Facts:
+        facts: Facts = self._ask("facts")
+        return facts
+
+    def run_all(self, commands: Sequence[str]) -> list[Said | NoAnswer]:
+        left = signal.getitimer(signal.ITIMER_REAL)[0]
+        found = self._ask("run", list(commands), left + 1 if left else None)  # what is overdue is told so here, first
+        return [_answer(each) for each in found]
+
+    def _ask(self, what: str, *said: Any) -> Any:
+        """Ask and wait; an answer that a check was too slow for to hear is passed over."""
+        self._asked += 1
+        number = self._asked
+        self.tell(what, number, *said)
+        while True:
+            told, answer = self.read()
+            if told == number:
+                return answer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    exit_status: int
+    stdout: bytes
+    stderr: bytes
+
+
+def _answer(told: Any) -> Said | NoAnswer:
+    """What became of a command, of its JSON: bytes come as the characters of their numbers."""
+    if isinstance(told, str):
+        return NoAnswer(told)
+    return _Done(told[0], told[1].encode("latin-1"), told[2].encode("latin-1"))
+
+
+def main(number: int) -> None:
+    """Run the checks that the process at the other end of the socket ``number`` orders, and tell it what came of them.
+
+    What takes time is imported before the order is there.
+    """
+    parent = _Parent(number)
+    order = parent.read()
+    try:
+        results = run_checks(parent, Order(**order))
+    except UsageError as error:
+        parent.tell("refused", error.what, error.next_step)
+    else:
+        parent.tell("finished", [dataclasses.asdict(result) for result in results])
+    os._exit(0)  # a thread that a check has left would keep us

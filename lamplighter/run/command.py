@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from invoke.context import Context
 from invoke.exceptions import Exit as Leave
@@ -186,7 +186,18 @@ Chosen = list[tuple[Host, list[Server]]]
 #: What a task does to one server, telling its events to the listener.
 Deed = Callable[[HostSession, Server, Listen], None]
 #: What follows for a server that the deed put into service; it may only make the result *degraded*.
-Afterwards = Callable[[HostSession, Server, Fold, Listen], None]
+
+
+class Afterwards(Protocol):
+    """What follows a deed that went well: the verification."""
+
+    def hear(self, event: Event) -> None:
+        """Learn how far the deed is."""
+
+    def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Listen) -> None: ...
+
+    def close(self) -> None:
+        """Give up what was made ready for it."""
 
 
 def choose(
@@ -266,9 +277,13 @@ def act(
     def listen(event: Event) -> None:
         fold.add(event)
         reporter.event(event)
+        if afterwards is not None:
+            afterwards.hear(event)
 
     try:
-        with _signals(last=True):
+        with _signals(last=True), contextlib.ExitStack() as stack:
+            if afterwards is not None:
+                stack.callback(afterwards.close)
             chosen = choose(settings, patterns, server, _refuse if sends_secrets else None)
             for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)

@@ -1,12 +1,13 @@
 """Verifying a server: the checks of its roles and of the inventory, what they mean for a deploy, and JUnit XML.
 
-The checks themselves are run by `lamplighter.run.checks`, which is imported when they begin: pytest takes half a second
-to import, and meanwhile the login travels and a shell begins.
+The checks themselves are run in a process of their own, which begins first of all: while it imports pytest, the login
+travels and a shell begins.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import errno
 import re
@@ -14,11 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
+from lamplighter.inventory.schema import LEVELS
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
@@ -28,12 +30,20 @@ from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
 from lamplighter.run.host_session import HostSession
-from lamplighter.run.outcome import BLOCKS, ERROR, FAILED, PASSED, SKIPPED, WARNING, CheckResult
+from lamplighter.run.inspection import Found, Inspectors, inspect
+from lamplighter.run.outcome import (
+    BLOCKS,
+    ERROR,
+    FAILED,
+    OVERDUE,
+    OVERDUE_SECONDS,
+    PASSED,
+    SKIPPED,
+    WARNING,
+    CheckResult,
+)
 
 Answers = dict[str, dict[str, Any]]
-
-if TYPE_CHECKING:
-    from lamplighter.run.checks import Facts, ServerUnderCheck
 
 #: A check waits for so long for a token.
 PATIENCE_SECONDS = 60.0
@@ -43,45 +53,23 @@ JUNIT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*
 JUNIT_HEAD = 64 << 10
 
 
-def verify(session: HostSession, server: Server, inventory: Path, only: str = "") -> dict[str, Any]:
+def verify(
+    session: HostSession, server: Server, inventory: Path, only: str = "", inspectors: Inspectors | None = None
+) -> dict[str, Any]:
     """Run the checks of ``server`` against the node; return {"checks": [...]}. Reads only.
 
-    ``only`` is a pytest ``-k`` expression. Raises LamplighterError when the node cannot be asked.
+    ``only`` is a pytest ``-k`` expression; ``inspectors`` are the caller's, who closes them. Raises LamplighterError
+    when the node cannot be asked.
     """
     try:
-        results = _results(session, server, inventory, only)
+        with contextlib.ExitStack() as stack:
+            inspectors = inspectors or stack.enter_context(contextlib.closing(Inspectors()))
+            inspectors.begin()
+            node = stack.enter_context(contextlib.closing(_Node(session, server)))
+            results = inspect(node, _order(session, server, inventory, only), inspectors)
     except ContactLost as lost:  # a question leaves nothing behind that could go on without us
         raise Unreachable(lost.what, why=lost.why, next_step="verify again") from lost
     return {"checks": [dataclasses.asdict(result) for result in results]}
-
-
-def _results(session: HostSession, server: Server, inventory: Path, only: str) -> list[CheckResult]:
-    from lamplighter.run.backend import NodeBackend
-
-    asked = _Asked(session, server)
-    backend = NodeBackend(session.node)
-    backend.shell.begin()
-    try:
-        import testinfra.host
-
-        from lamplighter.run.checks import run_checks
-
-        results = run_checks(
-            testinfra.host.Host(backend),
-            _subject(session, server, asked),
-            asked,
-            _directories(server, session.project, inventory),
-            server.checks,
-            only,
-            _thresholds(server, session.project),
-            connect=backend.shell.open,  # where nobody answers, that is one error, and not one of every check
-        )
-    finally:
-        backend.shell.close()
-    trouble = asked.trouble or backend.shell.broken
-    if trouble is not None:
-        raise trouble
-    return results
 
 
 def verify_all(
@@ -89,13 +77,14 @@ def verify_all(
 ) -> Answers:
     """Run ``verify`` for each of the servers and hand the answers to ``results``, too, or why there are none."""
     answers: Answers = {}
-    for server in servers:
-        try:
-            answers[server.name] = verify(session, server, inventory, only)
-        except LamplighterError as error:
-            results.add(session.host.name, server.name, [_unverified(error)])
-            raise
-        results.add(session.host.name, server.name, answers[server.name]["checks"])
+    with contextlib.closing(Inspectors(len(servers))) as inspectors:
+        for server in servers:
+            try:
+                answers[server.name] = verify(session, server, inventory, only, inspectors)
+            except LamplighterError as error:
+                results.add(session.host.name, server.name, [_unverified(error)])
+                raise
+            results.add(session.host.name, server.name, answers[server.name]["checks"])
     return answers
 
 
@@ -103,32 +92,60 @@ def _unverified(error: LamplighterError) -> dict[str, Any]:
     return dataclasses.asdict(CheckResult("verify", "can the node be asked", "blocker", ERROR, str(error), 0.0))
 
 
-class _Asked:
-    """The facts, asked for when a check first wants them; an error is kept for the one who can tell it."""
+class _Node:
+    """The node as checks ask it: a shell for their commands, and the facts, which are asked for once."""
 
     def __init__(self, session: HostSession, server: Server) -> None:
+        from lamplighter.run.shell import Shell  # with the SSH library, which those who verify nothing do without
+
         self._session = session
         self._server = server
-        self._facts: Facts | None = None
-        self.trouble: LamplighterError | None = None
+        self._shell = Shell(session.node)
+        self._shell.begin()
 
-    def __call__(self) -> Facts:
-        if self.trouble is not None:
-            raise self.trouble
-        if self._facts is None:
-            try:
-                self._facts = self._session.facts(self._server)
-            except LamplighterError as error:
-                self.trouble = error
-                raise
-        return self._facts
+    def connect(self) -> None:
+        self._shell.open()  # where nobody answers, that is one error, and not one of every check
+
+    def run_all(self, commands: Sequence[str], seconds: float | None) -> Sequence[Found]:
+        return self._shell.run_all(commands, seconds)
+
+    def facts(self) -> dict[str, Any]:
+        return self._session.facts(self._server)
+
+    def close(self) -> None:
+        self._shell.close()
 
 
 # --------------------------------------------------------------------------------------------------- what follows
 
 
+class Verification:
+    """The checks after a deploy, whose process begins while the server gets ready."""
+
+    def __init__(self, inventory: Path) -> None:
+        self._inventory = inventory
+        self._inspectors = Inspectors()
+
+    def hear(self, event: Event) -> None:
+        """Begin the process of the checks when a server is waited for."""
+        if event["event"] == events.STAGE_START and event.get("stage") == "ready":
+            self._inspectors.begin()
+
+    def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Callable[[Event], None]) -> None:
+        afterwards(session, server, self._inventory, fold, listen, self._inspectors)
+
+    def close(self) -> None:
+        """End what nothing came to be checked by."""
+        self._inspectors.close()
+
+
 def afterwards(
-    session: HostSession, server: Server, inventory: Path, fold: Fold, listen: Callable[[Event], None]
+    session: HostSession,
+    server: Server,
+    inventory: Path,
+    fold: Fold,
+    listen: Callable[[Event], None],
+    inspectors: Inspectors,
 ) -> None:
     """Verify a server that was just put into service, as one more stage; a failed blocker makes it *degraded*."""
     if fold.outcome(session.host.name, server.name) != "deployed":
@@ -137,7 +154,7 @@ def afterwards(
     where = {"host": session.host.name, "server": server.name, "run": deployed.run}
     listen({**events.stage_started("verify"), **where})
     began = time.monotonic()
-    checks = _verified_after_all(session, server, inventory, lambda event: listen({**event, **where}))
+    checks = _verified_after_all(session, server, inventory, lambda event: listen({**event, **where}), inspectors)
     failed = [check for check in checks if check["outcome"] in BLOCKS]
     asked = [check for check in checks if check["outcome"] != SKIPPED]
     for check in checks:
@@ -203,15 +220,19 @@ def says_dark(check: Mapping[str, Any]) -> bool:
 
 
 def _verified_after_all(
-    session: HostSession, server: Server, inventory: Path, listen: Callable[[Event], None]
+    session: HostSession,
+    server: Server,
+    inventory: Path,
+    listen: Callable[[Event], None],
+    inspectors: Inspectors,
 ) -> list[dict[str, Any]]:
     """Return the checks of ``verify``; it only reads, so where contact is lost all of it is done once more."""
     try:
-        found = verify(session, server, inventory)
+        found = verify(session, server, inventory, inspectors=inspectors)
     except Unreachable as lost:
         listen(events.warning("verify", f"contact lost ({lost.what}); verifying again over a new connection"))
         session.reconnect()
-        found = verify(session, server, inventory)
+        found = verify(session, server, inventory, inspectors=inspectors)
     checks: list[dict[str, Any]] = found["checks"]
     return checks
 
@@ -348,20 +369,26 @@ def _thresholds(server: Server, project: Path) -> set[str]:
     return {name for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False}
 
 
-def _subject(session: HostSession, server: Server, ask_facts: Callable[[], Facts]) -> ServerUnderCheck:
-    from lamplighter.run.checks import ServerUnderCheck
-
+def _order(session: HostSession, server: Server, inventory: Path, only: str) -> dict[str, Any]:
+    """Say which checks are to be run, and what they may know of the server: `lamplighter.run.checks.Order`, as JSON."""
     engine = session.engine_of(server)
-    return ServerUnderCheck(
-        name=server.name,
-        engine=engine.compiled,
-        model=server.model,
-        served_name=server.served_name or server.model,
-        host=server.host,
-        port=server.port,
-        gpus=server.gpus,
-        argv=tuple(engine.argv(server)),
-        env={name: entry.value for name, entry in server.env.items()},
-        ask_facts=ask_facts,
-        tls=server.tls,
-    )
+    settings = {OVERDUE: OVERDUE_SECONDS, **server.checks}
+    return {
+        "server": {
+            "name": server.name,
+            "engine": engine.compiled,
+            "model": server.model,
+            "served_name": engine.served_name(server),
+            "host": server.host,
+            "port": server.port,
+            "gpus": server.gpus,
+            "argv": [str.__str__(word) for word in engine.argv(server)],
+            "env": {name: entry.value for name, entry in server.env.items()},
+            "tls": server.tls,
+        },
+        "directories": [str(directory) for directory in _directories(server, session.project, inventory)],
+        "levels": {name: value for name, value in settings.items() if value in LEVELS},
+        "limits": {name: value for name, value in settings.items() if value not in LEVELS},
+        "thresholds": sorted(_thresholds(server, session.project)),
+        "only": only,
+    }

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,33 +100,21 @@ def test_a_stopped_process_is_read_and_stays_stopped(living: Living) -> None:
     assert process_of(process.pid).state == "T"
 
 
-def test_a_process_that_writes_all_the_while_is_read_whole(living: Living) -> None:
-    code = (
-        "import threading\n"
-        "def churn():\n    n = 0\n    while True:\n        n += 1; os.environ['V_%d' % (n % 400)] = 'v' * (n % 200)\n"
-        "threading.Thread(target=churn, daemon=True).start()"
-    )
-    process = start(living, sys.executable, f"exec({code!r})", {"V_FIXED": "always here"})
-    seen = tries = 0
-    end = time.monotonic() + 60
-    while tries < 30 or (not seen and time.monotonic() < end):
-        tries += 1
-        try:
-            live = live_environment(process)
-        except Unreadable:
-            continue  # allowed: what may not happen is half an answer
-        seen += 1
-        assert live["V_FIXED"] == "always here"
-        assert all(set(value) <= {"v"} for name, value in live.items() if name.removeprefix("V_").isdigit())
-    assert seen
-
-
 def test_a_reading_during_which_the_array_changed_is_thrown_away(
     living: Living, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(living, sys.executable, "pass", {"V_A": "1", "V_B": "2", "V_C": "3"})
     real, calls = memory._array, itertools.count()
     monkeypatch.setattr(memory, "_array", lambda *where: real(*where)[: next(calls) % 2 + 1])
+    with pytest.raises(Unreadable, match="changes faster than it can be read"):
+        live_environment(process)
+    assert next(calls) == 2 * memory.ATTEMPTS
+
+
+def test_a_reading_during_which_the_array_moved_is_thrown_away(living: Living, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start(living, sys.executable, "pass", {"V_A": "1"})
+    real, calls = memory._pointer, itertools.count()
+    monkeypatch.setattr(memory, "_pointer", lambda *where: real(*where) + 8 * (next(calls) % 2))
     with pytest.raises(Unreadable, match="changes faster than it can be read"):
         live_environment(process)
     assert next(calls) == 2 * memory.ATTEMPTS

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lamplighter.node.stages import environment
 from lamplighter.node.variables import before
 from lamplighter.node.variables.before import SECRET, Proof, prove_before
+from lamplighter.node.variables.live import Expected
+from lamplighter.node.worker import StageFailure
 from tests.unit.test_release import release
 from tests.unit.test_release_launch import NASTY, place
 
@@ -344,3 +348,24 @@ def test_runs_on_the_nodes_oldest_python_in_isolation(launch: Path, python: str)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
     assert json.loads(done.stdout)[0] is True
+
+
+def test_of_a_program_that_is_no_python_the_exports_are_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text('#!/bin/sh\nexport SAID="a word" LOST=other\nexec "$@"\n')
+    script.chmod(0o755)
+    told: list[str] = []
+    run: Any = SimpleNamespace(progress=told.append)
+    staged: Any = SimpleNamespace(release=SimpleNamespace(launch_script=str(script)))
+    monkeypatch.setattr(environment, "_how_to_fix", lambda *_: "fix it")
+
+    def expected(**values: str) -> Expected:
+        return Expected(values, frozenset(), frozenset(), frozenset(), "d")
+
+    environment._prove_exports(run, staged, expected(SAID="a word"))
+    assert told[0].startswith("1 variable proven in what the launch script starts")
+    with pytest.raises(StageFailure, match="LOST, UNSAID are not as wanted in what the launch script starts"):
+        environment._prove_exports(run, staged, expected(SAID="a word", LOST="hush", UNSAID=""))
+    script.write_text("#!/bin/sh\necho no such shell >&2\nexit 3\n")
+    with pytest.raises(StageFailure, match="no such shell"):
+        environment._prove_exports(run, staged, expected())

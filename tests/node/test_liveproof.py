@@ -14,7 +14,7 @@ import pytest
 
 from lamplighter.node import versions
 from lamplighter.node.layout import ReleaseDirectory
-from lamplighter.node.system.processes import Process
+from lamplighter.node.system.processes import Process, read_process
 from lamplighter.node.variables import live, memory, nccl
 from lamplighter.node.variables.live import CARRIES, DIFFERS, INCONCLUSIVE, Expected, prove_live
 from tests.node.living import Living, process_of
@@ -275,6 +275,14 @@ def test_the_main_process_counts_only_where_it_is_alone(living: Living, launch: 
     main, other = worker(living, launch), worker(living, launch)
     assert live.workers_of([main, other], set(), ENGINE, main.pid) == [other]
     assert live.workers_of([main], set(), ENGINE, main.pid) == [main]
+
+
+def test_a_server_that_is_no_python_is_looked_at_itself(living: Living) -> None:
+    program, tool = (read_process(living.start(["/bin/sleep", "600"]).pid) for _ in range(2))
+    assert program is not None
+    assert tool is not None
+    assert live.workers_of([program, tool], set(), {}, program.pid) == [program]
+    assert live.workers_of([program, tool], {tool.pid}, {}, program.pid) == [tool]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ PROC = {
     "lamplighter/node/keeper/detached.py": "words of an error",
     "lamplighter/node/variables/before.py": "the probe opens its own pipe again; it runs in the server's Python, alone",
     "roles/node/checks/test_server.py": "an independent witness: it runs commands on the node and shares no code",
-    "lamplighter/run/backend.py": "the same witness's way to the node",
+    "roles/node/checks/test_node.py": "the same one",
+    "lamplighter/run/shell.py": "the same witness's way to the node",
     "lamplighter/inventory/limits.py": "the memory of this very process, on the control machine",
 }
 SMI = {

@@ -4,8 +4,8 @@ Needs root (a node of its own network, with a real sshd) and an idle machine. Th
 50 ms round trip time, in turn. What is taken is the time in which nothing was computed here: the wall time less the
 command's own CPU time, which varies more than the wire does. The median difference, divided by the round trip that a
 TCP connect then takes (51 ms; what delays packets has a grain), is the number of round trips that somebody waits for:
-less of a login that travels while pytest is imported. Exit status 1 when one `./inv verify`, of the shipped checks or
-of thirty of one command each, its login included, takes more than 35.
+less of a login that travels while the checks' own process imports pytest. Exit status 1 when one `./inv verify`, of the
+shipped checks or of thirty of one command each, its login included, takes more than 35.
 
 facts: a login of paramiko's to OpenSSH takes 6 round trips (TCP 1; the server's banner 1, and its key exchange offer 1
 more, which Nagle holds back until the banner is acknowledged; the exchange 1, the service 1, the key 1); opening a
@@ -57,6 +57,19 @@ OURS = (
 )
 THEIRS = ("30 checks, testinfra's paramiko backend", "30 checks, testinfra's ssh backend")
 REPEATS = 7
+
+#: What a check may know of the server; those that are timed want nothing of it.
+SERVER = {
+    "name": "",
+    "engine": {},
+    "model": "",
+    "served_name": "",
+    "host": "",
+    "port": 0,
+    "gpus": [],
+    "argv": [],
+    "env": {},
+}
 
 
 def main() -> int:
@@ -122,15 +135,13 @@ def measure(inventory: str, thirty: str, ssh_config: str, name: str, key: str, *
     """Time each of the ``wanted`` ways once, in the network of the node, after one that nobody counts; print JSON."""
     import paramiko
     import testinfra
-    import testinfra.host
 
     from lamplighter.inventory import load_inventory
-    from lamplighter.run.backend import NodeBackend
-    from lamplighter.run.checks import run_checks
+    from lamplighter.run.checks import Order, run_checks
     from lamplighter.run.host_session import open_session
+    from lamplighter.run.shell import Shell
 
     host = load_inventory(Path(inventory), PROJECT / "roles").host("gpu1")
-    nobody: Any = None
 
     def connect() -> None:
         socket.create_connection((host.connection.host, 22)).close()
@@ -144,20 +155,35 @@ def measure(inventory: str, thirty: str, ssh_config: str, name: str, key: str, *
             client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
             client.connect(host.connection.host, username="root", key_filename=key, look_for_keys=False)
 
-    def thirty_on(asked: Any) -> None:
-        results = run_checks(asked, nobody, dict, [Path(thirty)])
+    class Asked:
+        """The node by one way or another."""
+
+        def __init__(self, run_all: Callable[..., Any]) -> None:
+            self.run_all = run_all
+
+        def connect(self) -> None: ...
+
+        def facts(self) -> dict[str, Any]:
+            return {}
+
+        def tell(self, what: str, *said: Any) -> None: ...
+
+    def thirty_on(run_all: Callable[..., Any]) -> None:
+        results = run_checks(Asked(run_all), Order(SERVER, (thirty,), {}, {"check_seconds": 300}))
         assert [result.outcome for result in results] == ["passed"] * 30, results[0]
 
     def thirty_ours() -> None:
         with open_session(host, PROJECT) as session:
-            backend = NodeBackend(session.node)
-            thirty_on(testinfra.host.Host(backend))
-            backend.shell.close()
+            shell = Shell(session.node)
+            thirty_on(shell.run_all)
+            shell.close()
 
     def thirty_of(kind: str) -> Callable[[], None]:
-        return lambda: thirty_on(
-            testinfra.get_host(f"{kind}://root@{name}", ssh_config=ssh_config, ssh_identity_file=key)
-        )
+        def thirty_theirs() -> None:
+            theirs = testinfra.get_host(f"{kind}://root@{name}", ssh_config=ssh_config, ssh_identity_file=key)
+            thirty_on(lambda commands, seconds=None: [theirs.run(command) for command in commands])
+
+        return thirty_theirs
 
     ways = dict(
         zip(

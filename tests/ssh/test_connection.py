@@ -1116,6 +1116,8 @@ def test_a_login_in_the_background_is_waited_for_and_tells_its_trouble(
     desk.known_hosts.write_text(sshd.known_line())
     with contextlib.closing(desk.node(spec)) as node:
         node.begin()
+        eventually(lambda: not any(thread.name == "login to gpu1" for thread in threading.enumerate()))
+        assert node.is_alive  # and nobody has asked it for anything
         assert node.run("echo hello").stdout == b"hello\n"
     node.begin()
     node.close()  # Ctrl-C in the middle of it

@@ -481,7 +481,7 @@ def verifications(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What each verification gives: its checks, or the error that it raises."""
     steps: list[Any] = []
 
-    def once(*_: Any) -> dict[str, Any]:
+    def once(*_: Any, **__: Any) -> dict[str, Any]:
         step = steps.pop(0)
         if isinstance(step, Exception):
             raise step
@@ -499,7 +499,7 @@ def verified(script: Script) -> Fold:
     served = {**end(), "serving": {"release": "d", "pid": 7, "port": 8000, "model": "m", "since": 1.0}}
     fold = folded([{**event, "host": "gpu1", "server": "kimi"} for event in (begun(), served)])
     with contextlib.suppress(Unreachable):
-        verify.afterwards(script.session, KIMI, verify.Path("."), fold, script.heard.append)
+        verify.Verification(verify.Path())(script.session, KIMI, fold, script.heard.append)
     return fold
 
 

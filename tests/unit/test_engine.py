@@ -9,13 +9,14 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.schema import Server
 from lamplighter.release.engine import engine_names, load_engine, load_engines
+from lamplighter.release.release import build_release, server_plan
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROLES = PROJECT / "roles"
@@ -86,10 +87,12 @@ def test_every_engine_of_the_project_loads_and_travels_as_json() -> None:
         ),
         ("vllm", "/v/bin/python /v/bin/vllm serve /m --served-model-name k --host 0.0.0.0 --port 8000"),
         ("transformers", "/v/bin/python /v/bin/transformers serve /m --host 0.0.0.0 --port 8000"),
+        ("llama_cpp", "/o/llama-server --model /m --alias k --host 0.0.0.0 --port 8000"),
     ],
 )
 def test_the_command_line_of_each_engine(name: str, argv: str) -> None:
-    wanted = server(engine=name, python="/v/bin/python", served_name="k", host="0.0.0.0")
+    python, program = "/v/bin/python", "/o/llama-server" if name == "llama_cpp" else None
+    wanted = server(engine=name, python=python, program=program, served_name="k", host="0.0.0.0")
     assert load_engine(name, ROLES).argv(wanted) == argv.split()
 
 
@@ -294,6 +297,31 @@ def test_args_become_flags_in_the_order_written(roles: Path) -> None:
     assert load_engine("zebra", roles).argv(wanted)[9:] == [
         "--tp", "8", "--trust", "--mem", "0.90", "--lora", "a", "--lora", "b b", "--x", "0.5", "--raw", "1 2",
     ]  # fmt: skip
+
+
+def test_a_program_of_any_kind_is_started_and_named_by_the_engines_own_rule() -> None:
+    llama = load_engine("llama_cpp", ROLES)
+    wanted = server(engine="llama_cpp", program="llama-server", model="/models/q/tiny.gguf")
+    assert llama.argv(wanted)[:3] == ["llama-server", "--model", "/models/q/tiny.gguf"]
+    assert (llama.served_name(wanted), llama.is_python) == ("tiny.gguf", False)
+    assert load_engine("vllm", ROLES).served_name(wanted) == "/models/q/tiny.gguf"
+    assert llama.argv(wanted)[3:5] == ["--alias", "tiny.gguf"]
+    with pytest.raises(InventoryError, match=r"servers\.kimi\.program: is missing"):
+        llama.argv(server(engine="llama_cpp"))
+
+    plan = server_plan(cast(Any, None), server(engine="llama_cpp", program="/o/llama-server"), llama)
+    assert (plan["python"], plan["sitecustomize"], plan["served_name"]) == ("", {"scope": "none"}, "m")
+    files = build_release(cast(Any, None), server(engine="llama_cpp", program="/o/llama-server"), llama, PROJECT).files
+    assert "pysite/sitecustomize.py" not in files
+    assert "export PATH=/o:/usr/local/sbin" in files["launch.sh"].text.replace("'", "")
+
+
+def test_what_lies_beside_a_program_needs_its_directory(roles: Path) -> None:
+    role(roles, "mule", "extends: zebra\nlaunch: {command: ['{bin}/serve'], python: false}\n")
+    engine = load_engine("mule", roles)
+    assert engine.argv(server(program="/o/bin/mule"))[0] == "/o/bin/serve"
+    with pytest.raises(InventoryError, match=r"servers\.kimi\.program: must be a path, not 'mule'"):
+        engine.argv(server(program="mule"))
 
 
 def test_a_served_name_is_a_flag_only_when_given(roles: Path) -> None:

@@ -1122,8 +1122,35 @@ def test_the_kv_pool_is_measured(name: str, tokens: float) -> None:
     assert "no_cuda_graph" not in watch.warnings  # a prefill never has one
 
 
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_the_recorded_start_of_every_engine_is_read(engine: str) -> None:
+    """Each phase once, ready the last, no failure: every role has a recording, and its file reads it."""
+    log = (PROJECT / "tests/recordings" / engine / "ready.log").read_bytes()
+    signals = LogWatch(ENGINES[engine]).feed(log)
+    phases = [signal.phase for signal in signals if signal.kind == "phase"]
+    assert (phases[-1], len(phases)) == ("ready", len(set(phases)))
+    assert len(phases) > 2
+    found = diagnose_log(log, ENGINES)
+    assert (found.outcome, found.phase, found.cause) == ("ready", "ready", None)
+    assert found.engine in (engine, *ENGINES[engine]["ancestors"])
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "cause"),
+    [
+        ("fail-flag", "boot", "unknown_flag"),
+        ("fail-model", "weights", "model_path"),
+        ("fail-file", "weights", "weights_incomplete"),
+        ("fail-port", "boot", "port_in_use"),
+    ],
+)
+def test_recorded_failures_of_llama_server_have_their_cause(name: str, phase: str, cause: str) -> None:
+    found = diagnose_log((PROJECT / f"tests/recordings/llama_cpp/{name}.log").read_bytes(), ENGINES)
+    assert (found.engine, found.outcome, found.phase, found.cause) == ("llama_cpp", "failed", phase, cause)
+
+
 def test_vllms_kv_pool_is_measured_and_its_start_is_read() -> None:
-    log = (PROJECT / "tests/recordings/vllm/ready-0.32-cpu.log").read_bytes()
+    log = (PROJECT / "tests/recordings/vllm/ready.log").read_bytes()
     watch = LogWatch(ENGINES["vllm"])
     watch.feed(log)
     assert watch.measures == {"kv_tokens": 1_048_576.0}

@@ -33,6 +33,11 @@ class SglangShaped:
     name: str = "sglang"
     compiled: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "sglang", "failures": []})
 
+    is_python = True
+
+    def served_name(self, server: Server) -> str:
+        return server.served_name or server.model
+
     def argv(self, server: Server) -> list[str]:
         words = [server.python, "-m", "sglang.launch_server", "--model-path", server.model]
         words += ["--host", server.host, "--port", str(server.port)]

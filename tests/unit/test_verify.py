@@ -6,13 +6,14 @@ They run by the real machinery, on a node's recorded facts and on commands whose
 # ruff: noqa: E501 - the tables of cases read by their rows
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
 import socket
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,15 @@ import pytest
 import yaml
 
 from lamplighter.errors import Unreachable, UsageError
+from lamplighter.inventory.schema import LEVELS
 from lamplighter.node.events import Exit
 from lamplighter.node.gpu import xids
 from lamplighter.node.log import causes
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.release.engine import load_engine
-from lamplighter.run import verify
-from lamplighter.run.checks import ServerUnderCheck, run_checks
+from lamplighter.run import inspection, verify
+from lamplighter.run.checks import Order, run_checks
+from lamplighter.run.inspection import Inspectors, inspect
 from lamplighter.run.outcome import CheckResult
 from lamplighter.run.verify import Results, junit_text
 
@@ -42,8 +45,12 @@ UUIDS = RECORDED["wanted"]["uuids"]
 @dataclasses.dataclass(frozen=True)
 class Done:
     rc: int = 0
-    stdout: str = ""
-    stderr: str = ""
+    out: str = ""
+    err: str = ""
+
+    exit_status = property(lambda self: self.rc)
+    stdout = property(lambda self: self.out.encode())
+    stderr = property(lambda self: self.err.encode())
 
 
 SMI = (PROJECT / "tests" / "recordings" / "h200" / "nvidia-smi" / "two-gpus.txt").read_text()
@@ -60,29 +67,89 @@ GOOD_LSPCI = (
 GOOD_NVLINK = recorded("nvidia-smi nvlink -s")
 GOOD_P2P = recorded("nvidia-smi topo -p2p r")
 GOOD_ACS = "\t\tACSCtl:\tSrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-\n"
-#: What the healthy node says to the commands of the checks, by a word of theirs.
-HEALTHY = {
-    "lspci -Dnnd": Done(stdout=GOOD_LSPCI),
-    "lspci -vvv": Done(stdout=GOOD_ACS),
-    "NVRM": Done(),
-    "nvlink": Done(stdout=GOOD_NVLINK),
-    "topo": Done(stdout=GOOD_P2P),
-    "timedatectl": Done(stdout="yes\n"),
-    "fabricmanager": Done(stdout="active\n"),
+LINES = "State Recv-Q Send-Q Local Address:Port Peer Address:Port\nLISTEN 0 128 127.0.0.1:8000 0.0.0.0:*\n"
+UNIT = "ActiveState=active\nUnitFileState=enabled\nNeedDaemonReload=no\n"
+NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@gpu1)\n"
+LISTED = {
+    "files": {
+        "launch.sh": {"sha256": "aa", "mode": "0755"},
+        "pysite/sitecustomize.py": {"sha256": "aa", "mode": "0755"},
+    }
 }
+GONE = Done(1, "", "No such file or directory")
+
+
+def answers_of(facts: dict[str, Any]) -> dict[str, Done]:
+    """What a node of which ``facts`` are true says to the commands of the checks, by a word of theirs."""
+    space = [each for each in facts["space"].values() if not each["error"]]
+    limits = {"locked memory": "bytes", "open files": "files", **dict.fromkeys(facts["limits"], "us")}
+    limited = [f"Max {name:26}{_limit(facts['limits'].get(name)):21}hard {unit}\n" for name, unit in limits.items()]
+    return {
+        "uname -s": Done(out="Linux\n"),
+        "cat /etc/os-release": Done(out="ID=debian\n"),
+        "uname -m": Done(out="x86_64\n"),
+        "command -v command": Done(out="command\n"),
+        "command -v ss": Done(out="/usr/bin/ss\n"),
+        "test -d /run/systemd/system": Done(),
+        "lspci -Dnnd": Done(out=GOOD_LSPCI),
+        "lspci -vvv": Done(out=GOOD_ACS),
+        "NVRM": Done(),
+        "nvlink": Done(out=GOOD_NVLINK),
+        "topo": Done(out=GOOD_P2P),
+        "timedatectl": Done(out="yes\n"),
+        "is-active nvidia-fabricmanager": Done(out="active\n"),
+        "stat -f": Done(out="".join(f"{at['free']} 1 {at['inodes']} {at['free_inodes']}\n" for at in space)),
+        "/proc/meminfo": Done(
+            out="".join(
+                f"{name}: {value // 1024} kB\n" if value > 9999 else f"{name}: {value}\n"
+                for name, value in facts["memory"].items()
+            )
+        ),
+        "/limits": Done(out="".join(limited)),
+        "/stat": Done(out=f"{facts['server']['pid']} (python3 -m x) S 1 2 3\n"),
+        "/var/lib/systemd/linger": GONE,
+        "/proc/driver/nvidia/version": Done(out=NVRM),
+        "iommu_groups": Done(),
+        "/proc/cmdline": Done(out="quiet\n"),
+        "realpath": Done(out=f"{facts['directory']}/releases/{facts['release']['current']}\n"),
+        "/release.json": Done(out=json.dumps(LISTED)),
+        "sha256sum": Done(out="aa\n"),
+        "/current/env": Done(out="600\n"),
+        "stat -Lc %a": Done(out="755\n"),
+        "/usr/bin/ss": Done(out=LINES),
+        "systemctl show": Done(out=UNIT),
+        "env -0": Done(out="HOME=/root\0"),
+        "nccl.conf": GONE,
+    }
+
+
+def _limit(value: float | None) -> str:
+    return "unlimited" if value is None else f"{value:.0f}"
 
 
 class Node:
-    """Stands for testinfra's host: answers by the first word that a command contains."""
+    """Stands for the node: answers by the first word that a command contains. ``trips`` are the commands of each."""
 
-    def __init__(self, answers: dict[str, Done]) -> None:
+    def __init__(self, answers: dict[str, Done], facts: dict[str, Any]) -> None:
         self.answers = answers
+        self._facts = facts
+        self.trips: list[list[str]] = []
 
-    def run(self, command: str, *args: str) -> Done:
-        line = command % args if args else command
+    def run_all(self, commands: Sequence[str], seconds: float | None = None) -> list[Any]:
+        self.trips.append(list(commands))
+        return [self._answer(command) for command in commands]
+
+    def _answer(self, line: str) -> Done:
         found = [answer for word, answer in self.answers.items() if word in line]
         assert found, f"the test has no answer to {line}"
         return found[0]
+
+    def connect(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
+
+    def tell(self, what: str, *said: Any) -> None: ...
 
 
 def healthy() -> dict[str, Any]:
@@ -93,7 +160,7 @@ def healthy() -> dict[str, Any]:
     facts["driver"]["module"] = "580.159.04"
     facts["unit"] = {
         "name": "lamplighter-demo.service", "ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0",
-        "NeedDaemonReload": "no", "DropInPaths": "", "edited": None,
+        "NeedDaemonReload": "no", "DropInPaths": "", "edited": None, "manager_uid": None,
     }  # fmt: skip
     facts["host"]["has_systemd"] = True
     facts["host"].update(uid=1001, user="ops")
@@ -110,12 +177,20 @@ def healthy() -> dict[str, Any]:
     return facts
 
 
-def subject(facts: Any, **other: Any) -> ServerUnderCheck:
+def order(settings: dict[str, Any], only: str = "", directory: Path = CHECKS, **server: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "name": "demo", "engine": {}, "model": "demo-model", "served_name": "demo-model", "host": "127.0.0.1",
-        "port": 8000, "gpus": "all", "argv": (), "env": {}, "ask_facts": lambda: facts,
+        "port": 8000, "gpus": "all", "argv": [], "env": {},
     }  # fmt: skip
-    return ServerUnderCheck(**{**known, **other})
+    settings = {"check_seconds": 300, **settings}
+    return {
+        "server": {**known, **server},
+        "directories": (str(directory),),
+        "levels": {name: value for name, value in settings.items() if value in LEVELS},
+        "limits": {name: value for name, value in settings.items() if value not in LEVELS},
+        "thresholds": tuple(THRESHOLDS),
+        "only": only,
+    }
 
 
 def check(
@@ -126,13 +201,18 @@ def check(
     directory: Path = CHECKS,
     **server: Any,
 ) -> dict[str, CheckResult]:
+    """Run the checks here, in this process."""
     facts = healthy() if facts is None else facts
     given = answers or {}
-    node = Node({**given, **{word: answer for word, answer in HEALTHY.items() if word not in given}})
-    found = run_checks(
-        node, subject(facts, **server), lambda: facts, [directory], {**THRESHOLDS, **(settings or {})}, only,
-        THRESHOLDS,
-    )  # fmt: skip
+    node = Node({**given, **{word: answer for word, answer in answers_of(facts).items() if word not in given}}, facts)
+    wanted = order({**THRESHOLDS, **(settings or {})}, only, directory, **server)
+    return {result.name: result for result in run_checks(node, Order(**wanted))}  # type: ignore[arg-type]
+
+
+def inspected(directory: Path, only: str = "", **settings: Any) -> dict[str, CheckResult]:
+    """Run the checks of ``directory`` as they are run: in a process of their own."""
+    with contextlib.closing(Inspectors()) as inspectors:
+        found = inspect(Node({}, healthy()), order({**THRESHOLDS, **settings}, only, directory), inspectors)  # type: ignore[arg-type]
     return {result.name: result for result in found}
 
 
@@ -145,6 +225,40 @@ def test_a_healthy_node_passes_every_check_with_evidence() -> None:
     assert [name for name, result in found.items() if not result.evidence] == []
     assert [name for name, result in found.items() if not result.question.endswith("?")] == []
     assert verify.judge_checks({"checks": [dataclasses.asdict(each) for each in found.values()]}) == Exit.OK
+
+
+#: What the node's own program alone can tell; the docstrings of the check files say why.
+OF_THE_PROGRAM = {
+    "gpus_are_all_there", "gpus_need_no_recovery", "gpu_memory_is_accounted_for", "no_foreign_holder",
+    "no_remapped_rows", "no_uncorrected_memory_errors", "nvidia_smi_is_quick", "no_process_is_stuck",
+    "persistence_mode_is_on", "clocks_are_not_throttled", "pcie_width_is_full", "gpu_modes_are_as_wanted",
+    "workers_carry_the_variables", "sitecustomize_is_in_force", "engine_files_are_as_installed",
+    "served_model_is_the_one_wanted", "model_answers", "workers_are_alive", "nothing_has_drifted",
+}  # fmt: skip
+
+
+def test_what_testinfra_can_ask_it_is_asked_in_three_round_trips() -> None:
+    facts = healthy()
+    node = Node(answers_of(facts), facts)
+    found = run_checks(node, Order(**order(THRESHOLDS)))
+    assert {each.name for each in found if each.witness == "node program"} == OF_THE_PROGRAM
+    assert {each.name for each in found if each.witness == "host"} == {each.name for each in found} - OF_THE_PROGRAM
+    assert len(node.trips) == 3, node.trips
+    assert {"systemctl show lamplighter-demo.service", "/usr/bin/ss --numeric --listening --tcp"} <= set(node.trips[1])
+
+
+def test_a_question_without_end_is_told_of_the_check_that_asks_it(tmp_path: Path) -> None:
+    text = (
+        "from lamplighter.run.checks import asked\n"
+        "@asked\ndef endless(host):\n    return [host.run(f'echo {number}') for number in range(10**9)]\n"
+        "@asked\ndef known(host):\n    return host.run('echo').stdout\n"
+        "def test_endless(endless):\n    pass\ndef test_known(known):\n    assert known == 'x'\n"
+    )
+    found = check(directory=write(tmp_path, text), answers={"echo": Done(out="x")})
+    assert found["known"].outcome == "passed"
+    assert (found["endless"].outcome, found["endless"].evidence) == (
+        "error", "NoAnswer: more than 30 commands, one after another: no question asks so much",
+    )  # fmt: skip
 
 
 def gpu(field: str, cell: str, index: int = 1) -> Callable[[dict[str, Any]], None]:
@@ -178,8 +292,8 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("gpus_are_all_there", "blocker", put("smi > error", "nvidia-smi failed with rc 15: GPU is lost"), {}, "GPU is lost"),
     ("gpus_are_all_there", "blocker", put("wanted > error", "no GPU 7: this node has GPU 0"), {}, "no GPU 7"),
     ("gpus_are_all_there", "blocker", put("wanted > uuids", UUIDS[:1]), {}, f"{UUIDS[1]} is gone"),
-    ("pci_bus_and_driver_agree", "blocker", None, {"lspci -Dnnd": Done(stdout=GOOD_LSPCI * 4)}, "8 GPUs on the bus, 2 known"),
-    ("driver_is_whole", "blocker", put("driver > module", "570.1"), {}, "kernel module 570.1, library 580.159.04"),
+    ("pci_bus_and_driver_agree", "blocker", None, {"lspci -Dnnd": Done(out=GOOD_LSPCI * 4)}, "8 GPUs on the bus, 2 known"),
+    ("driver_is_whole", "blocker", None, {"/proc/driver/nvidia": Done(out=NVRM.replace("580.159.04", "570.1"))}, "kernel module 570.1, library 580.159.04"),
     ("driver_is_whole", "blocker", put("smi > error", "Failed to initialize NVML: Driver/library version mismatch"), {}, "mismatch"),
     ("gpus_need_no_recovery", "blocker", gpu("gpu_recovery_action", "Drain and Reset"), {}, "GPU 1 wants Drain and Reset"),
     ("gpu_memory_is_accounted_for", "blocker", put("holders", {"word": "UNKNOWN", "reason": "GPU requires reset", "holders": [], "open": [], "complete": True}), {}, "requires reset"),
@@ -189,20 +303,20 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("no_foreign_holder", "blocker", put("holders > holders", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
     ("no_foreign_holder", "blocker", put("holders > open", [STRANGER]), {}, "pid 77 (ann, /usr/bin/trainer)"),
     ("fabric_is_ready", "blocker", gpu("fabric.state", "In Progress"), {}, "GPU 1: fabric In Progress, Success"),
-    ("fabric_is_ready", "blocker", None, {"fabricmanager": Done(3, "failed\n")}, "nvidia-fabricmanager is failed"),
+    ("fabric_is_ready", "blocker", None, {"fabricmanager": Done(3, "failed\n")}, "nvidia-fabricmanager does not run"),
     ("no_remapped_rows", "blocker", gpu("remapped_rows.pending", "Yes"), {}, "GPU 1: row remapping pending"),
     ("no_remapped_rows", "blocker", gpu("remapped_rows.failure", "Yes", 0), {}, "GPU 0: row remapping failed"),
     ("no_uncorrected_memory_errors", "blocker", gpu("ecc.errors.uncorrected.volatile.total", "3"), {}, "GPU 1: 3 uncorrected"),
-    ("no_xid", "blocker", None, {"NVRM": Done(stdout=XID_OF_APPLICATION + XID)}, "1 in all, the last (the GPU has fallen off the bus): 2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid"),
+    ("no_xid", "blocker", None, {"NVRM": Done(out=XID_OF_APPLICATION + XID)}, "1 in all, the last (the GPU has fallen off the bus): 2026-11-29T03:00:01 gpu1 kernel: NVRM: Xid"),
     ("nvidia_smi_is_quick", "blocker", put("smi > seconds", 7.5), {}, "two calls took 7.5 s"),
     ("no_process_is_stuck", "blocker", put("stuck", [{"pid": 9, "comm": "nvidia-smi", "title": "nvidia-smi", "wchan": "os_acquire_mutex"}]), {}, "pid 9 (nvidia-smi) in os_acquire_mutex"),
     ("persistence_mode_is_on", "warning", gpu("persistence_mode", "Disabled"), {}, "GPU 1: persistence mode Disabled"),
     ("clocks_are_not_throttled", "warning", gpu("clocks_event_reasons.active", "0x0000000000000048"), {}, "HW slowdown, HW thermal"),
     ("pcie_width_is_full", "warning", gpu("pcie.link.width.current", "8"), {}, "GPU 1: 8 of 16 lanes"),
-    ("nvlink_is_whole", "blocker", None, {"nvlink": Done(stdout=GOOD_NVLINK + "\t Link 18: <inActive>\n")}, "1 of 37 links are inactive: 18"),
-    ("gpus_reach_each_other", "blocker", None, {"topo": Done(stdout=GOOD_P2P.replace("OK", "CNS"))}, "GPU0-GPU1: CNS"),
-    ("acs_is_off", "warning", None, {"lspci -vvv": Done(stdout=GOOD_ACS + GOOD_ACS.replace("SrcValid-", "SrcValid+"))}, "ACS is on at 1 of 2 ports"),
-    ("acs_is_off", "warning", put("iommu > groups", 40), {}, "the IOMMU translates"),
+    ("nvlink_is_whole", "blocker", None, {"nvlink": Done(out=GOOD_NVLINK + "\t Link 18: <inActive>\n")}, "1 of 37 links are inactive: 18"),
+    ("gpus_reach_each_other", "blocker", None, {"topo": Done(out=GOOD_P2P.replace("OK", "CNS"))}, "GPU0-GPU1: CNS"),
+    ("acs_is_off", "warning", None, {"lspci -vvv": Done(out=GOOD_ACS + GOOD_ACS.replace("SrcValid-", "SrcValid+"))}, "ACS is on at 1 of 2 ports"),
+    ("acs_is_off", "warning", None, {"ls -1": Done(out="0\n1\n2\n")}, "the IOMMU translates for 3 groups"),
     ("gpu_modes_are_as_wanted", "warning", gpu("mig.mode.current", "Enabled"), {}, "GPU 1: MIG is Enabled"),
     ("gpu_modes_are_as_wanted", "warning", gpu("compute_mode", "Exclusive_Process"), {}, "compute mode Exclusive_Process"),
     ("shm_has_room", "blocker", put("space > /dev/shm > free", 64 << 20), {}, "0.1 GiB free, at least 4 are wanted"),
@@ -212,28 +326,32 @@ CASES: list[tuple[str, str, Any, dict[str, Done], str]] = [
     ("limits_of_the_server_are_high", "warning", put("limits > locked memory", 65536.0), {}, "locked memory is limited to 64 KiB, unlimited (at least 1024 GiB) is wanted"),
     ("memory_is_available", "warning", put("memory > MemAvailable", 1 << 30), {}, "1.0 GiB available"),
     ("hugepages_are_not_set_aside", "warning", put("memory > HugePages_Free", 512), {}, "512 huge pages"),
-    ("clock_is_synchronised", "warning", None, {"timedatectl": Done(stdout="no\n")}, "NTPSynchronized is no"),
+    ("clock_is_synchronised", "warning", None, {"timedatectl": Done(out="no\n")}, "NTPSynchronized is no"),
     ("logout_takes_nothing_away", "warning", put("logind > RemoveIPC", "b true"), {}, "RemoveIPC is on and ops does not linger"),
     ("logout_takes_nothing_away", "warning", put("logind > KillUserProcesses", "b true"), {}, "KillUserProcesses is on"),
     ("workers_carry_the_variables", "blocker", put("environment > differences", [DIFFERENCE]), {}, "NCCL_PROTO is Simple, not LL: sglang 0.5.16 sets it"),
     ("sitecustomize_is_in_force", "blocker", put("sitecustomize > workers > 6974", "none has run"), {}, "pid 6974: none has run"),
     ("engine_files_are_as_installed", "warning", put("engine > changed", PATCHED), {}, "1 files of sglang 0.5.16 are not as in RECORD: sglang/srt/server.py"),
     ("engine_files_are_as_installed", "warning", put("engine > missing", ["sglang/a.py"]), {}, "sglang/a.py (missing)"),
-    ("nccl_takes_nothing_from_files", "warning", put("nccl_files > /etc/nccl.conf", "# old\nNCCL_PROTO=Simple\n"), {}, "/etc/nccl.conf says NCCL_PROTO=Simple"),
-    ("release_files_are_in_place", "blocker", put("release > launch_mode", "0644"), {}, "launch.sh has mode 0644"),
-    ("release_files_are_in_place", "blocker", put("release > files", [{"name": "launch.sh", "wanted": "aa", "found": "bb"}]), {}, "launch.sh is bb, not aa"),
-    ("environment_file_is_private", "blocker", put("release > env_mode", "0644"), {}, "mode 0644: others can read the secrets"),
-    ("current_release_is_the_one_that_runs", "blocker", put("release > running", "feed"), {}, "feed runs"),
+    ("nccl_takes_nothing_from_files", "warning", None, {"cat -- /etc/nccl.conf": Done(out="# old\nNCCL_PROTO=Simple\n")}, "/etc/nccl.conf says NCCL_PROTO=Simple"),
+    ("release_files_are_in_place", "blocker", None, {"stat -Lc": Done(out="644\n")}, "launch.sh has mode 0644, not 0755"),
+    ("release_files_are_in_place", "blocker", None, {"sha256sum": Done(out="bb\n")}, "launch.sh is bb, not aa"),
+    ("release_files_are_in_place", "blocker", None, {"sha256sum": Done(out="")}, "pysite/sitecustomize.py is gone, not aa"),
+    ("environment_file_is_private", "blocker", None, {"stat -Lc": Done(out="644\n")}, "mode 0644: others can read the secrets"),
+    ("current_release_is_the_one_that_runs", "blocker", put("server > release", "feed"), {}, "feed runs"),
+    ("current_release_is_the_one_that_runs", "blocker", None, {"realpath": Done(out="/var/lib/lamplighter/servers/demo/current\n")}, "there is no current release"),
     ("process_is_alive", "blocker", put("server > pid", None), {}, "no process"),
-    ("process_is_alive", "blocker", put("processes", []), {}, "has ended"),
+    ("process_is_alive", "blocker", None, {"/stat": GONE}, "has ended"),
+    ("process_is_alive", "blocker", None, {"/stat": Done(out="6970 (python3) Z 1 2\n")}, "has ended"),
     ("port_is_held_by_the_server", "blocker", put("ports", []), {}, "nothing listens on port 8000"),
+    ("port_is_held_by_the_server", "blocker", None, {"/usr/bin/ss": Done(out=LINES.replace("8000", "8001"))}, "nothing listens on 127.0.0.1 port 8000"),
     ("port_is_held_by_the_server", "blocker", put("ports > 0 > pids", [77]), {}, "held by pid 77"),
     ("served_model_is_the_one_wanted", "blocker", put("answers > model", {"ok": False, "message": "serves other, not demo-model"}), {}, "serves other, not demo-model"),
     ("model_answers", "blocker", put("answers > token", {"ok": False, "message": "HTTP 503: draining"}), {}, "HTTP 503: draining"),
     ("workers_are_alive", "blocker", put("lost_workers", ["sglang::scheduler_TP3 (pid 7, rank 3) is gone"]), {}, "rank 3) is gone"),
-    ("unit_is_enabled", "blocker", put("unit > UnitFileState", "disabled"), {}, "lamplighter-demo.service is disabled"),
+    ("unit_is_enabled", "blocker", None, {"systemctl show": Done(out=UNIT.replace("=enabled", "=disabled"))}, "lamplighter-demo.service is disabled"),
     ("unit_is_as_written", "warning", put("unit > edited", "+Restart=no"), {}, "+Restart=no"),
-    ("unit_is_as_written", "warning", put("unit > NeedDaemonReload", "yes"), {}, "daemon-reload"),
+    ("unit_is_as_written", "warning", None, {"systemctl show": Done(out=UNIT.replace("=no", "=yes"))}, "daemon-reload"),
     ("nothing_has_drifted", "warning", put("drift > differences", [{"kind": "argv", "name": "argv --tp", "wanted": "2", "found": "4", "by": ""}]), {}, "argv --tp: wanted 2, found 4"),
 ]  # fmt: skip
 
@@ -260,7 +378,7 @@ def test_a_failed_start_and_the_check_agree_on_which_gpu_errors_are_fatal() -> N
         line = f"[ 1.000000] NVRM: Xid (PCI:0000:18:00): {code}, pid=1, told"
         found = causes.explain(crashed, failed, DEMO, causes.read_kernel_notes(line))
         assert (found.diagnosis.cause == "gpu_hardware") == is_fatal
-        outcome = check("no_xid", answers={"NVRM": Done(stdout=line + "\n")})["no_xid"].outcome
+        outcome = check("no_xid", answers={"NVRM": Done(out=line + "\n")})["no_xid"].outcome
         assert outcome == ("failed" if is_fatal else "passed")
 
 
@@ -273,17 +391,17 @@ SKIPS: list[tuple[str, Any, dict[str, Done], str]] = [
     ("pci_bus_and_driver_agree", None, {"lspci": MISSING}, "lspci is not on the node"),
     ("pci_bus_and_driver_agree", None, {"lspci": Done()}, "hides the bus"),
     ("acs_is_off", None, {"lspci": MISSING}, "lspci is not on the node"),
-    ("acs_is_off", None, {"lspci": Done(stdout="\tCapabilities: <access denied>\n")}, "no ACS control"),
+    ("acs_is_off", None, {"lspci": Done(out="\tCapabilities: <access denied>\n")}, "no ACS control"),
     ("clock_is_synchronised", None, {"timedatectl": MISSING}, "timedatectl is not on the node"),
     ("clock_is_synchronised", None, {"timedatectl": Done(1, "", "Failed to connect to bus")}, "Failed to connect to bus"),
     ("no_xid", None, {"NVRM": Done(3)}, "the kernel's log is empty, or this user may not read it"),
-    ("nvlink_is_whole", None, {"nvlink": Done(stdout="GPU 0: NVIDIA L40S\n")}, "no NVLink"),
+    ("nvlink_is_whole", None, {"nvlink": Done(out="GPU 0: NVIDIA L40S\n")}, "no NVLink"),
     ("nvlink_is_whole", None, {"nvlink": Done(6, "No devices were found\n")}, "exit status 6"),
     ("gpus_reach_each_other", None, {"topo": Done()}, "no matrix"),
-    ("driver_is_whole", put("driver > module", None), {}, "/proc/driver/nvidia/version is not there"),
+    ("driver_is_whole", None, {"/proc/driver": GONE}, "/proc/driver/nvidia/version is not there"),
     ("unit_is_enabled", put("unit", None), {}, "no systemd unit"),
     ("logout_takes_nothing_away", put("logind", {}), {}, "no logind"),
-    ("limits_of_the_server_are_high", put("limits", {}), {}, "may not be read"),
+    ("limits_of_the_server_are_high", None, {"/limits": GONE}, "may not be read"),
     ("port_is_held_by_the_server", put("ports > 0 > pids", []), {}, "whose port 8000 is can't be seen"),
     ("workers_carry_the_variables", put("environment > state", "inconclusive"), {}, "2/2 workers"),
     ("sitecustomize_is_in_force", put("sitecustomize > scope", "none"), {}, "scope is none"),
@@ -403,7 +521,7 @@ def write(directory: Path, text: str) -> Path:
 
 def test_the_host_is_never_this_machine(tmp_path: Path) -> None:
     own = write(tmp_path, "def test_host(host):\n    assert host.run('hostname').stdout == 'gpu1'\n")
-    found = check("test_host", answers={"hostname": Done(stdout="gpu1")}, directory=own)
+    found = check("test_host", answers={"hostname": Done(out="gpu1")}, directory=own)
     assert found["host"].outcome == "passed", found
     assert socket.gethostname() != "gpu1"
 
@@ -444,17 +562,16 @@ def test_a_file_that_cannot_be_read_is_an_error_and_the_others_run(tmp_path: Pat
 
 def test_a_conftest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import no_such_module_here\n")
-    found = check(directory=write(tmp_path, GOOD))
+    found = inspected(write(tmp_path, GOOD), "good")  # -k is not to blame
     assert found["checks"].outcome == "error"
     assert "no_such_module_here" in found["checks"].evidence
-    assert "no_such_module_here" in check("good", directory=tmp_path)["checks"].evidence  # -k is not to blame
 
 
 def test_nothing_is_carried_from_one_server_to_the_next(tmp_path: Path) -> None:
     (tmp_path / "test_half.py").write_text("def test_first():\n    pass\nimport no_such_module_here\n")
     text = "seen = []\ndef test_state(evidence):\n    seen.append(1)\n    evidence(len(seen))\n"
     for _ in range(2):
-        found = check(directory=write(tmp_path, text))
+        found = inspected(write(tmp_path, text))
         assert found["state"].evidence == "1"
         assert found["test_half.py"].outcome == "error"
 
@@ -466,35 +583,85 @@ def test_a_check_that_leaves_loses_no_other_without_a_word(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("leaving", ["pytest.exit('enough')", "request.session.shouldstop = 'enough'"])
-def test_a_check_that_ends_the_session_is_an_error(tmp_path: Path, leaving: str) -> None:
+def test_a_check_that_ends_the_session_is_an_error_that_names_what_was_not_run(tmp_path: Path, leaving: str) -> None:
     text = f"import pytest\ndef test_leaving(request):\n    {leaving}\n"
     found = check(directory=write(tmp_path, text + GOOD))
     assert "good" not in found
     assert found["checks"].outcome == "error"
-    assert "the session was ended: enough" in found["checks"].evidence
+    assert "the session was ended: enough; not run: " in found["checks"].evidence
+    assert "good" in found["checks"].evidence
 
 
 @pytest.mark.parametrize(
-    "leaving", ["os._exit(0)", "os._exit(status=0)", "os.abort()", "os.execl('/bin/true', 'true')"]
+    ("leaving", "how"),
+    [
+        ("os._exit(0)", "left with exit status 0"),
+        ("os.abort()", "was ended by SIGABRT"),
+        ("os.execl('/bin/true', 'true')", "left with exit status 0"),
+        ("os.kill(0, signal.SIGKILL)", "was ended by SIGKILL"),
+        ("ctypes.string_at(0)", "was ended by SIGSEGV"),
+    ],
 )
-def test_a_check_that_ends_the_process_is_an_error_wherever_it_does(tmp_path: Path, leaving: str) -> None:
-    before = os._exit, os.abort, os.execv, os.execve
-    (tmp_path / "test_leaving.py").write_text(f"import os\n{leaving}\n")
-    text = f"import os, pytest\n@pytest.fixture\ndef leaver():\n    {leaving}\n"
-    text += f"def test_leaving():\n    {leaving}\ndef test_fixture(leaver):\n    pass\n"
-    found = check(directory=write(tmp_path, text + GOOD))
-    assert (os._exit, os.abort, os.execv, os.execve) == before
-    assert found["good"].outcome == "passed"
-    outcomes = {name: found[name].outcome for name in ("leaving", "fixture", "test_leaving.py")}
-    assert outcomes == {"leaving": "failed", "fixture": "error", "test_leaving.py": "error"}
-    assert all("would end lamplighter" in found[name].evidence for name in outcomes)
+def test_a_check_that_ends_its_process_is_an_error_and_the_others_run(tmp_path: Path, leaving: str, how: str) -> None:
+    text = f"import ctypes, os, pytest, signal\n@pytest.fixture\ndef leaver():\n    {leaving}\n"
+    text += f"def test_first():\n    pass\n@pytest.mark.warning\ndef test_leaving():\n    {leaving}\n"
+    text += "def test_fixture(leaver):\n    pass\n"
+    found = inspected(write(tmp_path, text + GOOD), good="blocker")
+    outcomes = {name: each.outcome for name, each in found.items()}
+    assert outcomes == {"first": "passed", "leaving": "warning", "fixture": "error", "good": "passed"}
+    assert found["fixture"].evidence == found["leaving"].evidence == f"the process of the checks {how}"
+
+
+def test_a_file_that_ends_its_process_is_an_error_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "test_leaving.py").write_text("import os\nos.write(2, b'no such device\\n')\nos._exit(0)\n")
+    (tmp_path / "test_bad.py").write_text("import no_such_module_here\n")
+    found = inspected(write(tmp_path, GOOD))
+    assert {name: each.outcome for name, each in found.items()} == {
+        "test_leaving.py": "error", "test_bad.py": "error", "good": "passed",
+    }  # fmt: skip
+    assert "left with exit status 0" in found["test_leaving.py"].evidence
 
 
 def test_a_conftest_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import os\nos._exit(0)\n")
-    found = check(directory=write(tmp_path, GOOD))["checks"]
-    assert found.outcome == "error"
-    assert f"{tmp_path / 'conftest.py'}, line 2: " in found.evidence
+    (tmp_path / "conftest.py").write_text("import os\nos._exit(7)\n")
+    (found,) = inspected(write(tmp_path, GOOD)).values()
+    assert (found.outcome, found.evidence) == ("error", "the process of the checks left with exit status 7")
+
+
+def test_a_check_that_no_signal_reaches_is_ended_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "GRACE_SECONDS", 15.0)
+    text = "import signal\ndef test_deaf():\n    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n    signal.pause()\n"
+    found = inspected(write(tmp_path, text + GOOD), check_seconds=0.1)
+    assert (found["deaf"].outcome, found["good"].outcome) == ("error", "passed")
+    assert found["deaf"].evidence == "the process of the checks hung, and was killed"
+
+
+def test_what_checks_ask_and_set_is_of_their_process_alone(tmp_path: Path) -> None:
+    text = (
+        "import os\nfrom lamplighter.run.checks import asked\n"
+        "@asked\ndef sizes(host):\n    return host.file('/etc/hosts').size, host.file('/etc/motd').inode\n"
+        "def test_asks(host, server, facts, sizes, evidence):\n    os.environ['LEFT'] = 'behind'\n"
+        "    evidence(f\"{sizes} {host.run('printf %s', 'a b').stdout} {server.directory} {os.getpid()}\")\n"
+    )
+    node = Node(
+        {
+            **answers_of(healthy()),
+            "stat -Lc %s": Done(out="12\n"),
+            "stat -Lc %i": Done(out="34\n"),
+            "printf": Done(out="caf\xe9"),
+        },
+        healthy(),
+    )
+    with contextlib.closing(Inspectors()) as inspectors:
+        (found,) = inspect(node, order({}, directory=write(tmp_path, text)), inspectors)  # type: ignore[arg-type]
+    assert "LEFT" not in os.environ
+    told, pid = found.evidence.rsplit(" ", 1)
+    assert told == f"(12, 34) caf\xe9 {RECORDED['directory']}"
+    assert int(pid) != os.getpid()
+    assert found.witness == "host"
+    assert [len(trip) for trip in node.trips] == [6, 1, 1, 1]
 
 
 def test_a_child_of_a_check_may_leave_as_it_likes(tmp_path: Path) -> None:
@@ -548,10 +715,20 @@ def test_a_check_that_would_never_fail_is_an_error(tmp_path: Path, text: str) ->
     assert verify.judge_checks({"checks": [{"outcome": each.outcome} for each in found.values()]}) == Exit.DEGRADED
 
 
-def test_ctrl_c_ends_the_checks_and_is_no_failure_of_one(tmp_path: Path) -> None:
-    ctrl_c = "import os, signal\ndef test_a():\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
-    with pytest.raises(KeyboardInterrupt):
-        check(directory=write(tmp_path, ctrl_c + GOOD))
+def test_an_interrupted_command_leaves_no_process_of_checks_behind(tmp_path: Path) -> None:
+    class Interrupted(Node):
+        def facts(self) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    begun: list[int] = []
+    text = "import os\ndef test_pid(facts):\n    pass\n"
+    with contextlib.closing(Inspectors()) as inspectors:
+        inspectors.begin()
+        begun.append(inspectors._begun._process.pid)  # type: ignore[union-attr]
+        with pytest.raises(KeyboardInterrupt):
+            inspect(Interrupted({}, {}), order({}, directory=write(tmp_path, text)), inspectors)  # type: ignore[arg-type]
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun[0], 0)
 
 
 @pytest.mark.parametrize("place", ["call", "fixture"])
@@ -627,8 +804,7 @@ def test_an_expression_that_selects_nothing_or_is_none() -> None:
 def test_parameters_are_checks_of_one_name(tmp_path: Path) -> None:
     text = "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_many(n):\n    '''Is it one?'''\n    assert n == 1\n"
     own = write(tmp_path, text)
-    node, facts = Node({}), healthy()
-    found = run_checks(node, subject(facts), lambda: facts, [own], {"many": "warning"})
+    found = run_checks(Node({}, {}), Order(**order({"many": "warning"}, directory=own)))  # type: ignore[arg-type]
     assert [(result.name, result.question, result.outcome) for result in found] == [
         ("many", "Is it one? [1]", "passed"),
         ("many", "Is it one? [2]", "warning"),

@@ -120,7 +120,7 @@ def _unit_facts(home: ServerHome, record: Mapping[str, Any]) -> Optional[Dict[st
     shown = systemd.Manager(unit.manager_uid).show(
         unit.name, "ActiveState", "UnitFileState", "NRestarts", "NeedDaemonReload", "DropInPaths"
     )
-    return {"name": unit.name, **shown, "edited": systemd.edited_by_hand(home)}
+    return {"name": unit.name, "manager_uid": unit.manager_uid, **shown, "edited": systemd.edited_by_hand(home)}
 
 
 def _logind_facts(host: Mapping[str, Any]) -> Dict[str, Any]:

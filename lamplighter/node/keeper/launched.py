@@ -96,7 +96,8 @@ def planned_environment(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str
     But for its own directory on PYTHONPATH, which holds nothing that a server imports, and for the GPUs.
     """
     bare = bare_environment()
-    first = os.path.dirname(plan.python) if os.path.isabs(plan.python) else bare["PATH"]
+    program = plan.python or plan.argv[0]
+    first = os.path.dirname(program) if os.path.isabs(program) else bare["PATH"]
     return {**bare, "PATH": f"{first}:{STANDARD_PATH}", **plan.exports, **secrets}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from typing import Collection, Mapping, Optional
 
 from lamplighter.node.events import Exit
@@ -12,7 +13,7 @@ from lamplighter.node.health import drift
 from lamplighter.node.keeper import launcher
 from lamplighter.node.stages.ready import answer_again, see_it_live
 from lamplighter.node.stages.values import Staged, Started
-from lamplighter.node.start import startup
+from lamplighter.node.start import ground, startup
 from lamplighter.node.system import disks, lock, processes
 from lamplighter.node.variables import before, interpreter, live
 from lamplighter.node.worker import Run, StageFailure
@@ -40,6 +41,9 @@ def prove(run: Run, staged: Staged) -> None:
 def _prove(run: Run, staged: Staged) -> None:
     environ = launcher.bare_environment()
     expected = live.expected_of(staged.release)
+    if not staged.plan.python:
+        _prove_exports(run, staged, expected)
+        return
     python = _interpreter(run, staged, environ)
     _reach(run, staged, python)
     proof = before.prove_before(
@@ -52,24 +56,49 @@ def _prove(run: Run, staged: Staged) -> None:
         scope=staged.plan.sitecustomize.scope,
     )
     if not proof.ok:
-        raise StageFailure(
-            Exit.REFUSED,
-            f"the variables would not reach the server: {proof.message}",
-            cause="environment",
-            evidence="; ".join(f"{d.name}: {d.reason}" for d in proof.differences) or proof.message,
-            hint=_how_to_fix(run, staged),
-        )
+        evidence = "; ".join(f"{d.name}: {d.reason}" for d in proof.differences) or proof.message
+        raise _not_reaching(run, staged, proof.message, evidence)
+    run.progress(f"{_count(expected)} proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
+
+
+def _prove_exports(run: Run, staged: Staged, expected: live.Expected) -> None:
+    """Does the launch script give all variables to what it starts? Where that is no Python, no more can be proven."""
+    began = time.monotonic()
+    try:
+        given, _ = ground.surroundings(staged.release.launch_script, launcher.bare_environment())
+    except ground.NoAnswer as error:
+        raise _not_reaching(run, staged, str(error), str(error)) from error
+    lost = sorted(name for name, value in expected.values.items() if given.get(name) != value)
+    if lost:
+        verb = "is" if len(lost) == 1 else "are"
+        message = f"{', '.join(lost)} {verb} not as wanted in what the launch script starts"
+        raise _not_reaching(run, staged, message, message)
+    seconds = time.monotonic() - began
+    run.progress(f"{_count(expected)} proven in what the launch script starts, in {seconds:.2f} s")
+
+
+def _count(expected: live.Expected) -> str:
     count = len(expected.values)
-    what = "1 variable" if count == 1 else f"{count} variables"
-    run.progress(f"{what} proven in the interpreter and a spawn child, in {proof.seconds:.2f} s")
+    return "1 variable" if count == 1 else f"{count} variables"
+
+
+def _not_reaching(run: Run, staged: Staged, message: str, evidence: str) -> StageFailure:
+    return StageFailure(
+        Exit.REFUSED,
+        f"the variables would not reach the server: {message}",
+        cause="environment",
+        evidence=evidence,
+        hint=_how_to_fix(run, staged),
+    )
 
 
 def _how_to_fix(run: Run, staged: Staged) -> str:
     plan, release = staged.plan, staged.release
-    python = shutil.which(os.path.expanduser(plan.python)) or os.path.expanduser(plan.python)
+    setting, program = ("python", plan.python) if plan.python else ("program", plan.argv[0])
+    place = shutil.which(os.path.expanduser(program)) or os.path.expanduser(program)
     ways = {
         release.launch_script: "choose another `root` for this host",
-        python: f"move servers.{plan.name}.python",
+        place: f"move servers.{plan.name}.{setting}",
     }
     for path, way in ways.items():
         if disks.forbids_programs(path):
@@ -145,7 +174,9 @@ def _interpreter(run: Run, staged: Staged, environ: Mapping[str, str]) -> list[s
 
 
 def known_interpreter(staged: Staged) -> Optional[list[str]]:
-    """Return the words that start the server's Python, None where its command line does not tell."""
+    """Return the words that start the server's Python, None where its command line does not tell, or it is none."""
+    if not staged.plan.python:
+        return None
     try:
         path = launch_path(staged.release.launch_script, launcher.bare_environment())
         return startup.interpreter_of(staged.plan.argv, path, staged.plan.python)

@@ -48,8 +48,9 @@ SCRIPT_SECONDS = 30.0
 class Start:
     """One server as it would be started now: its words, its variables, and what it will take.
 
-    ``python`` is the interpreter of its engine. ``directory``: where it works, if that is of interest to what it
-    imports. ``gpus``: how many it gets, None where that cannot be told; 0 for one that uses none.
+    ``python`` is the interpreter of its engine, "" for an engine that is no Python. ``directory``: where it works, if
+    that is of interest to what it imports. ``gpus``: how many it gets, None where that cannot be told; 0 for one that
+    uses none.
     """
 
     name: str
@@ -129,6 +130,15 @@ def examine(start: Start, stopping: Collection[int] = ()) -> Iterator[Finding]:
 
 
 def _program(start: Start) -> Iterator[Finding]:
+    if not start.python:
+        trouble = _why_not_executable(start)
+        hint = f"install it, or correct {start.setting('program')}"
+        if trouble:
+            yield Finding("program_missing", "error", "the program of the launch cannot be started", trouble, hint)
+        else:
+            place = shutil.which(start.argv[0], path=start.path)
+            yield Finding("program", "ok", f"program {start.argv[0]}", place or "")
+        return
     python = shutil.which(os.path.expanduser(start.python), path=start.path)
     if python is None and disks.forbids_programs(start.python):
         hint = f"remount it with exec, or put the environment elsewhere and correct {start.setting('python')}"

@@ -169,13 +169,15 @@ def workers_of(
 ) -> List[Process]:
     """Choose those that must carry the variables: who holds a GPU; where none does, who computes on the CPU.
 
-    ``main`` is the pid of the server's main process: it counts only where there is no other. facts: SGLang writes
-    variables in its launcher, after start-up files and before it spawns; the workers' sitecustomize has the last word.
+    ``main`` is the pid of the server's main process: it counts only where there is no other, whatever it is. facts:
+    SGLang writes variables in its launcher, after start-up files and before it spawns; the workers' sitecustomize has
+    the last word.
     """
     living = [process for process in sorted(members, key=lambda member: member.pid) if not process.is_dead]
     on_gpus = [process for process in living if process.pid in holders]
     on_cpu = [process for process in living if _is_worker(process, engine)]
-    return on_gpus or [process for process in on_cpu if process.pid != main] or on_cpu
+    alone = [process for process in living if process.pid == main]
+    return on_gpus or [process for process in on_cpu if process.pid != main] or on_cpu or alone
 
 
 def prove_live(

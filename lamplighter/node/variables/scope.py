@@ -17,6 +17,11 @@ STOPPED = "stopped"
 
 def scope_findings(plan: Plan, home: ServerHome) -> Iterable[Finding]:
     """Say which scope this server's Python needs and why, naming the file that shadows others."""
+    if not plan.python:
+        yield Finding(
+            "sitecustomize", "ok", f"{plan.engine['name']} is no Python: the launch script's exports reach it"
+        )
+        return
     environ = launcher.planned_environment(plan, {})
     try:
         told = startup.ask(_interpreter(plan, environ["PATH"]), environ)

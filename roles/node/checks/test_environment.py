@@ -1,8 +1,14 @@
-"""What the workers of the server run with: its variables, our sitecustomize, the engine's files."""
+"""What the workers of the server run with: its variables, our sitecustomize, the engine's files.
+
+The node's own program alone tells what is in the memory of a worker, which record a worker has left, and whether the
+thousands of files of an engine are as its package lists them.
+"""
 
 from __future__ import annotations
 
 import pytest
+
+from lamplighter.run.checks import asked, text_of, together
 
 
 def test_workers_carry_the_variables(server, facts, evidence):
@@ -48,12 +54,19 @@ def test_engine_files_are_as_installed(facts, evidence):
     evidence(f"{engine['files']} files of {what}")
 
 
+@asked
+def nccl_files(host, facts):
+    """The files that NCCL reads variables from, with their lines; "" for one that is not there."""
+    home = host.environment().get("HOME", "")
+    files = {path: host.file(path.replace("~", home, 1)) for path in facts["nccl_files"]}
+    found = together(*(lambda file=file: text_of(file) or "" for file in files.values()))
+    return dict(zip(files, found, strict=True))
+
+
 @pytest.mark.warning
-def test_nccl_takes_nothing_from_files(facts, evidence):
+def test_nccl_takes_nothing_from_files(nccl_files, evidence):
     """Does NCCL take its variables from the inventory alone?"""
-    for path, text in facts["nccl_files"].items():
-        lines = [
-            line.strip() for line in (text or "").splitlines() if "=" in line and not line.lstrip().startswith("#")
-        ]
+    for path, text in nccl_files.items():
+        lines = [line.strip() for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#")]
         assert not lines, f"{path} says {'; '.join(lines[:5])}"
-    evidence(f"no {' nor '.join(facts['nccl_files'])}")
+    evidence(f"no {' nor '.join(nccl_files)}")

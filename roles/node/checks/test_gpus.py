@@ -1,4 +1,9 @@
-"""The GPUs of the server: all there, whole, ours, unthrottled, and connected. Skipped where a server uses none."""
+"""The GPUs of the server: all there, whole, ours, unthrottled, and connected. Skipped where a server uses none.
+
+testinfra tells of the bus, the driver, the kernel's log and the links. Of each GPU the node's own program alone tells:
+one call of nvidia-smi, which may take seconds, answers for all checks; and whose a process on a GPU is, or whether one
+hangs in the kernel, takes several looks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import re
 
 import pytest
 
-from lamplighter.run.checks import ask_tool
+from lamplighter.run.checks import ask_tool, asked, text_of, together
 
 #: Prints the kernel's messages about GPU errors; 3: there is no message at all, so that nothing can be told.
 KERNEL_LOG = (
@@ -16,6 +21,88 @@ KERNEL_LOG = (
 ABSENT = ("n/a", "not supported", "")
 #: HW slowdown, SW and HW thermal slowdown, power brake: bits of clocks_event_reasons.active.
 THROTTLED = {0x8: "HW slowdown", 0x20: "SW thermal", 0x40: "HW thermal", 0x80: "power brake"}
+
+
+#: facts: ``... Kernel Module  580.159.04  Wed ...``, or ``... Open Kernel Module for x86_64  590.44.01  Release ...``.
+DRIVER = re.compile(r"^NVRM version:.*?\s{2,}(\d+(?:\.\d+)+)\s", re.MULTILINE)
+
+
+def needs_gpus(server):
+    """Skip the check of a server that uses none."""
+    if not server.gpus:
+        pytest.skip("the server uses no GPU")
+
+
+def uses_several(server):
+    """Tell whether there are GPUs between which something can be amiss; skip the check of a server that has one."""
+    needs_gpus(server)
+    if server.gpu_count == 1:
+        pytest.skip("one GPU")
+    return server.gpu_count > 1  # none: which they are cannot be told, and `ours` says why
+
+
+@asked
+def on_bus(host, server):
+    """How many NVIDIA GPUs the bus has."""
+    needs_gpus(server)
+    return len(re.findall(r"\[030[02]\]", ask_tool(host, "lspci -Dnnd 10de:")))
+
+
+@asked
+def kernel_module(host, server):
+    """The version of the driver that the kernel has loaded; None where it does not say."""
+    needs_gpus(server)
+    found = DRIVER.search(text_of(host.file("/proc/driver/nvidia/version")) or "")
+    return found.group(1) if found else None
+
+
+@asked
+def fabric_manager(host, server, facts):
+    """Whether the service of the NVSwitch fabric runs; None without a fabric, or without systemd."""
+    needs_gpus(server)
+    has_fabric = any(not is_absent(gpu["details"].get("fabric.state", "").strip("[] ")) for gpu in facts["gpus"])
+    if not has_fabric or not host.file("/run/systemd/system").is_directory:
+        return None
+    return host.service("nvidia-fabricmanager").is_running
+
+
+@asked
+def kernel_log(host, server):
+    """The kernel's messages about GPU errors; None where there is no message at all."""
+    needs_gpus(server)
+    done = host.run(KERNEL_LOG)
+    return None if done.rc == 3 else done.stdout
+
+
+@asked
+def links(host, server):
+    """What nvidia-smi says of the NVLinks."""
+    return ask_tool(host, "nvidia-smi nvlink -s") if uses_several(server) else ""
+
+
+@asked
+def peers(host, server):
+    """Which GPUs can read each other's memory."""
+    return ask_tool(host, "nvidia-smi topo -p2p r") if uses_several(server) else ""
+
+
+@asked
+def iommu(host, server):
+    """How many groups the IOMMU has, and how the kernel was booted."""
+    if not uses_several(server):
+        return 0, ""
+    return together(lambda: groups_of(host), lambda: text_of(host.file("/proc/cmdline")) or "")
+
+
+def groups_of(host):
+    groups = host.file("/sys/kernel/iommu_groups")
+    return len(groups.listdir()) if groups.exists else 0
+
+
+@asked
+def access_control(host, server):
+    """The access control of each port of the bus, as lspci shows it."""
+    return re.findall(r"ACSCtl:\s*(.*)", ask_tool(host, "lspci -vvv") if uses_several(server) else "")
 
 
 @pytest.fixture
@@ -58,30 +145,23 @@ def test_gpus_are_all_there(server, facts, evidence):
     evidence(f"{len(now)} GPUs")
 
 
-def test_pci_bus_and_driver_agree(host, server, facts, evidence):
+def test_pci_bus_and_driver_agree(on_bus, facts, evidence):
     """Does the driver see every GPU that is on the bus?"""
-    if not server.gpus:
-        pytest.skip("the server uses no GPU")
-    listed = ask_tool(host, "lspci -Dnnd 10de:")
-    on_bus = len(re.findall(r"\[030[02]\]", listed))
     if not on_bus:
         pytest.skip("lspci shows no NVIDIA GPU: a virtual machine or a container that hides the bus")
     assert on_bus == len(facts["gpus"]), f"{on_bus} GPUs on the bus, {len(facts['gpus'])} known to the driver"
     evidence(f"{on_bus} GPUs on the bus")
 
 
-def test_driver_is_whole(server, facts, evidence):
+def test_driver_is_whole(kernel_module, facts, evidence):
     """Are the driver's kernel module and its library of one version?"""
-    if not server.gpus:
-        pytest.skip("the server uses no GPU")
     error = facts["smi"]["error"] or ""
     assert "mismatch" not in error, error
-    module = facts["driver"]["module"]
-    if module is None:
+    if kernel_module is None:
         pytest.skip("/proc/driver/nvidia/version is not there")
-    libraries = {gpu["details"].get("driver_version", module) for gpu in facts["gpus"]}
-    assert libraries <= {module}, f"kernel module {module}, library {', '.join(sorted(libraries))}"
-    evidence(f"driver {module}")
+    libraries = {gpu["details"].get("driver_version", kernel_module) for gpu in facts["gpus"]}
+    assert libraries <= {kernel_module}, f"kernel module {kernel_module}, library {', '.join(sorted(libraries))}"
+    evidence(f"driver {kernel_module}")
 
 
 def test_gpus_need_no_recovery(ours, evidence):
@@ -112,7 +192,7 @@ def test_no_foreign_holder(ours, facts, evidence):
     evidence("all processes seen" if found["complete"] else "as far as this user may look")
 
 
-def test_fabric_is_ready(host, ours, evidence):
+def test_fabric_is_ready(ours, fabric_manager, evidence):
     """Is the NVSwitch fabric up?"""
     states, statuses = cells(ours, "fabric.state"), cells(ours, "fabric.status")
     if all(map(is_absent, states.values())):
@@ -120,8 +200,7 @@ def test_fabric_is_ready(host, ours, evidence):
     for index, state in states.items():
         said = f"{state}, {statuses.get(index, '?')}"
         assert said == "Completed, Success", f"GPU {index}: fabric {said}"
-    done = host.run("systemctl is-active nvidia-fabricmanager")
-    assert done.rc in (0, 127), f"nvidia-fabricmanager is {done.stdout.strip() or 'not known'}"
+    assert fabric_manager is not False, "nvidia-fabricmanager does not run"
     evidence("Completed, Success")
 
 
@@ -140,14 +219,11 @@ def test_no_uncorrected_memory_errors(ours, evidence):
     evidence(f"{len(ours)} GPUs: 0")
 
 
-def test_no_xid(host, server, facts, evidence):
+def test_no_xid(kernel_log, facts, evidence):
     """Has the kernel told of no fatal GPU error since boot?"""
-    if not server.gpus:
-        pytest.skip("the server uses no GPU")
-    done = host.run(KERNEL_LOG)
-    if done.rc == 3:
+    if kernel_log is None:
         pytest.skip("the kernel's log is empty, or this user may not read it")
-    told = [(re.search(r"NVRM: Xid \(.*?\): (\d+)", line), line.strip()) for line in done.stdout.splitlines()]
+    told = [(re.search(r"NVRM: Xid \(.*?\): (\d+)", line), line.strip()) for line in kernel_log.splitlines()]
     fatal = [(facts["fatal_xids"][xid[1]], line) for xid, line in told if xid and xid[1] in facts["fatal_xids"]]
     assert not fatal, f"{len(fatal)} in all, the last ({fatal[-1][0]}): {fatal[-1][1]}"
     evidence("none")
@@ -205,24 +281,19 @@ def test_pcie_width_is_full(ours, evidence):
     evidence(f"x{', x'.join(sorted(set(now.values())))}")
 
 
-def test_nvlink_is_whole(host, server, ours, evidence):
+def test_nvlink_is_whole(ours, links, evidence):
     """Are all NVLinks up?"""
-    if len(ours) < 2:
-        pytest.skip("one GPU")
-    listed = ask_tool(host, "nvidia-smi nvlink -s")
-    links = re.findall(r"^\s*Link \d+: (.*)$", listed, re.MULTILINE)
-    down = re.findall(r"^\s*Link (\d+): .*inactive", listed, re.MULTILINE | re.IGNORECASE)
-    if not links or "all links are inactive" in listed.lower():
+    known = re.findall(r"^\s*Link \d+: (.*)$", links, re.MULTILINE)
+    down = re.findall(r"^\s*Link (\d+): .*inactive", links, re.MULTILINE | re.IGNORECASE)
+    if not known or "all links are inactive" in links.lower():
         pytest.skip("the GPUs have no NVLink")
-    assert not down, f"{len(down)} of {len(links)} links are inactive: {', '.join(sorted(set(down), key=int))}"
-    evidence(f"{len(links)} links")
+    assert not down, f"{len(down)} of {len(known)} links are inactive: {', '.join(sorted(set(down), key=int))}"
+    evidence(f"{len(known)} links")
 
 
-def test_gpus_reach_each_other(host, server, ours, evidence):
+def test_gpus_reach_each_other(ours, peers, evidence):
     """Can the server's GPUs read each other's memory?"""
-    if len(ours) < 2:
-        pytest.skip("one GPU")
-    rows = matrix(ask_tool(host, "nvidia-smi topo -p2p r"))
+    rows = matrix(peers)
     if not rows:
         pytest.skip("nvidia-smi topo prints no matrix")
     indices = [gpu["index"] for gpu in ours]
@@ -247,15 +318,13 @@ def matrix(text):
 
 
 @pytest.mark.warning
-def test_acs_is_off(host, facts, ours, evidence):
+def test_acs_is_off(ours, iommu, access_control, evidence):
     """Does PCIe traffic between GPUs take the short way (ACS off, no IOMMU between)?"""
-    if len(ours) < 2:
-        pytest.skip("one GPU")
-    iommu = facts["iommu"]
-    is_translating = bool(iommu["groups"]) and "iommu=pt" not in iommu["cmdline"]
-    assert not is_translating, f"the IOMMU translates for {iommu['groups']} groups: boot with iommu=pt, or without"
-    listed = ask_tool(host, "lspci -vvv")
-    controls = re.findall(r"ACSCtl:\s*(.*)", listed)
+    groups, cmdline = iommu
+    assert not groups or "iommu=pt" in cmdline, (
+        f"the IOMMU translates for {groups} groups: boot with iommu=pt, or without"
+    )
+    controls = access_control
     if not controls:
         pytest.skip("lspci shows no ACS control: no root, or a virtual machine")
     on = [control for control in controls if re.search(r"(SrcValid|ReqRedir|CmpltRedir)\+", control)]

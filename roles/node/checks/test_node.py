@@ -1,36 +1,80 @@
-"""The node below the server: room, limits, memory, clock, and what a logout takes away."""
+"""The node below the server: room, limits, memory, clock, and what a logout takes away.
+
+testinfra tells of them all; the node's own program names the places whose room matters, the server's main process, and
+how logind is set where its bus does not say.
+"""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from lamplighter.run.checks import ask_tool
+from lamplighter.run.checks import ask_tool, asked, text_of
 
 GIB = 1 << 30
+SHM = "/dev/shm"  # noqa: S108 - a name of the node's
 
 
-def test_shm_has_room(facts, limits, evidence):
+@asked
+def room(host, facts):
+    """The free bytes, the inodes and the free inodes of each place that a server writes to or reads from."""
+    places = [path for path, found in facts["space"].items() if not found["error"]]
+    where = [facts["space"][path]["at"] for path in places]
+    words = " ".join(["%s"] * len(where))
+    told = ask_tool(host, f"stat -f -c '%%a %%S %%c %%d' -- {words}", *where).splitlines() if where else []
+    cells = [[int(cell) for cell in line.split()] for line in told]
+    return {path: (free * size, inodes, left) for path, (free, size, inodes, left) in zip(places, cells, strict=True)}
+
+
+@asked
+def memory(host):
+    """The node's memory, of which the kernel tells in bytes, and its huge pages, in pages."""
+    text = text_of(host.file("/proc/meminfo")) or ""
+    lines = re.findall(r"^(\w+):\s+(\d+)( kB)?$", text, re.MULTILINE)
+    return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
+
+
+@asked
+def process_limits(host, server):
+    """The soft limits of the server's main process, None for unlimited; {} where they cannot be read."""
+    told = text_of(host.file(f"/proc/{server.pid}/limits")) if server.pid else None
+    lines = re.findall(r"^Max (.+?)\s{2,}(\S+)\s", told or "", re.MULTILINE)
+    return {name: None if value == "unlimited" else float(value) for name, value in lines}
+
+
+@asked
+def lingers(host, facts):
+    """Whether systemd keeps what this user runs when nobody is logged in."""
+    return host.file(f"/var/lib/systemd/linger/{facts['host']['user']}").exists
+
+
+@asked
+def synchronised(host):
+    """What timedatectl says of the clock."""
+    return ask_tool(host, "timedatectl show -p NTPSynchronized --value").strip()
+
+
+def test_shm_has_room(room, facts, limits, evidence):
     """Is there room in /dev/shm?"""
-    shm = facts["space"]["/dev/shm"]  # noqa: S108 - a name of the node's
-    if shm["error"]:
-        pytest.skip(f"it cannot be looked at: {shm['error']}")
-    free, wanted = shm["free"] / GIB, limits["shm_free_gib"]
+    if SHM not in room:
+        pytest.skip(f"it cannot be looked at: {facts['space'][SHM]['error']}")
+    free, wanted = room[SHM][0] / GIB, limits["shm_free_gib"]
     assert free >= wanted, f"{free:.1f} GiB free, at least {wanted} are wanted"
     evidence(f"{free:.1f} GiB free")
 
 
-def test_disks_have_room(facts, limits, evidence):
+def test_disks_have_room(room, facts, limits, evidence):
     """Is there room where the model, caches and logs lie?"""
     seen = []
-    for path, found in facts["space"].items():
-        if path == "/dev/shm" or found["error"]:  # noqa: S108
+    for path, (size, inodes, left) in room.items():
+        if path == SHM:
             continue
-        free, wanted = found["free"] / GIB, limits["disk_free_gib"]
-        assert free >= wanted, f"{found['at']}: {free:.1f} GiB free, at least {wanted} are wanted"
-        if found["inodes"]:
-            share = 100 * found["free_inodes"] / found["inodes"]
-            least = limits["inodes_free_percent"]
-            assert share >= least, f"{found['at']}: {share:.1f} % of the inodes free, at least {least} are wanted"
+        place, free, wanted = facts["space"][path]["at"], size / GIB, limits["disk_free_gib"]
+        assert free >= wanted, f"{place}: {free:.1f} GiB free, at least {wanted} are wanted"
+        if inodes:
+            share, least = 100 * left / inodes, limits["inodes_free_percent"]
+            assert share >= least, f"{place}: {share:.1f} % of the inodes free, at least {least} are wanted"
         seen.append(free)
     if not seen:
         pytest.skip("no file system could be looked at")
@@ -38,9 +82,9 @@ def test_disks_have_room(facts, limits, evidence):
 
 
 @pytest.mark.warning
-def test_limits_of_the_server_are_high(server, facts, limits, evidence):
+def test_limits_of_the_server_are_high(process_limits, server, limits, evidence):
     """May the server lock memory and open files as it needs?"""
-    found = facts["limits"]
+    found = process_limits
     if not found:
         pytest.skip("the server does not run, or its limits may not be read")
     memory, opened = found.get("locked memory"), found.get("open files")
@@ -55,9 +99,9 @@ def test_limits_of_the_server_are_high(server, facts, limits, evidence):
 
 
 @pytest.mark.warning
-def test_memory_is_available(facts, limits, evidence):
+def test_memory_is_available(memory, limits, evidence):
     """Is there memory left on the node?"""
-    free = facts["memory"].get("MemAvailable")
+    free = memory.get("MemAvailable")
     if free is None:
         pytest.skip("/proc/meminfo does not say")
     wanted = limits["memory_available_gib"]
@@ -66,9 +110,9 @@ def test_memory_is_available(facts, limits, evidence):
 
 
 @pytest.mark.warning
-def test_hugepages_are_not_set_aside(facts, limits, evidence):
+def test_hugepages_are_not_set_aside(memory, limits, evidence):
     """Is little memory set aside as huge pages that nobody uses?"""
-    free = facts["memory"].get("HugePages_Free")
+    free = memory.get("HugePages_Free")
     if free is None:
         pytest.skip("the kernel has no huge pages")
     most = limits["hugepages_unused"]
@@ -77,17 +121,16 @@ def test_hugepages_are_not_set_aside(facts, limits, evidence):
 
 
 @pytest.mark.warning
-def test_clock_is_synchronised(host, evidence):
+def test_clock_is_synchronised(synchronised, evidence):
     """Is the node's clock synchronised?"""
-    said = ask_tool(host, "timedatectl show -p NTPSynchronized --value").strip()
-    if said not in ("yes", "no"):
-        pytest.skip(f"timedatectl says {said!r}")
-    assert said == "yes", "NTPSynchronized is no"
+    if synchronised not in ("yes", "no"):
+        pytest.skip(f"timedatectl says {synchronised!r}")
+    assert synchronised == "yes", "NTPSynchronized is no"
     evidence("NTPSynchronized is yes")
 
 
 @pytest.mark.warning
-def test_logout_takes_nothing_away(facts, evidence):
+def test_logout_takes_nothing_away(lingers, facts, evidence):
     """Do the server and its shared memory survive the logout of their user?"""
     known, uid = facts["logind"], facts["host"]["uid"]
     if not known:
@@ -95,7 +138,7 @@ def test_logout_takes_nothing_away(facts, evidence):
     if uid == 0:
         evidence("root is spared")
         return
-    if known["lingering"]:
+    if lingers:
         evidence(f"{facts['host']['user']} lingers")
         return
     if known["RemoveIPC"] is None:
