@@ -211,27 +211,14 @@ def touch_gpu_at_gate(ground: Ground, process: Any) -> None:
     )  # fmt: skip
 
 
-IMPORT_ONCE = """
-import importlib.util, os, sys, sysconfig, time
-try:
-    os.remove("/root/parts/order")
-except OSError:
-    pass
-else:
-    {what}
-spec = importlib.util.spec_from_file_location("argparse", os.path.join(sysconfig.get_paths()["stdlib"], "argparse.py"))
-module = sys.modules["argparse"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-"""
-PARTS = {"env": {"PYTHONPATH": "/root/parts"}}
-
-
 def on_the_way_to_the_gate(what: str) -> Callable[[Ground, Any], None]:
-    """Have ``what`` done by the next one who imports argparse from /root/parts: the launcher, before it waits."""
+    """Have the launch's program do ``what`` once, where it would become the launcher."""
 
     def order(ground: Ground, process: Any) -> None:
-        ground.node.sh("mkdir -p /root/parts && touch /root/parts/order")
-        ground.node.write("/root/parts/argparse.py", IMPORT_ONCE.format(what=what))
+        hide_program(ground, process)
+        once = f'#!/bin/sh\nrm /root/once 2>/dev/null && exec {what}\nexec /usr/local/bin/hidden "$@"\n'
+        ground.node.sh("touch /root/once")
+        ground.node.write("/usr/local/bin/lamplighter-demo-server", once, mode="755")
 
     return order
 
@@ -470,8 +457,8 @@ FAULTS = (
           few="after `free` it may"),
     *(
         Fault(f"launcher {name} before its gate", on_the_way_to_the_gate(what), always(FINE), ("prestart",),
-              ("prestart",), new=PARTS, few=IN_THE_SERVER)
-        for name, what in (("dies", "os._exit(3)"), ("hangs", "time.sleep(100000)"))
+              ("prestart",), mend=show_program, few=IN_THE_SERVER)
+        for name, what in (("dies", "false"), ("hangs", "sleep 100000"))
     ),
     Fault("new server killed", kill_server, always(BACK), LATE, LATE),
     Fault("old server frozen", freeze_server, always(FINE), ("preflight", "prove", "stop"), BEFORE),
