@@ -256,6 +256,7 @@ class Front:
         #: A client has had its answer; what is injected then begins.
         self.has_answered = False
         self.running: dict[str, Running] = {}
+        self.tokens = 0
         self.answers: dict[str, queue.SimpleQueue[bool]] = {}
         self._lock = threading.Lock()  # of the pipe to the scheduler, and of _handles_term
         self._handles_term = False
@@ -430,6 +431,7 @@ class Front:
                     count, ended = request.news.get(timeout=left)
                 except queue.Empty:
                     raise TimeoutError from None
+                self.tokens += count
                 yield count
         finally:
             del self.running[request.identity]
@@ -451,6 +453,12 @@ class Front:
             return False
         time.sleep(max(0.0, HEALTH_SECONDS / speed - (time.monotonic() - started)))
         return True
+
+    def metrics(self) -> str:
+        """What SGLang counts, as far as anybody here reads it."""
+        name = f'{{engine_type="unified",model_name="{self.model}",tp_rank="0"}}'
+        counts = {"num_running_reqs": len(self.running), "num_queue_reqs": 0, "generation_tokens_total": self.tokens}
+        return "".join(f"sglang:{key}{name} {float(value)}\n" for key, value in counts.items())
 
     def server_info(self) -> dict[str, Any]:
         """Waits for the scheduler, without limit."""
@@ -535,6 +543,8 @@ class Endpoints(BaseHTTPRequestHandler):
         elif path in ("/server_info", "/get_server_info"):
             self.deprecated(path, "/get_server_info", "/server_info")
             self.answer(200, front.server_info())
+        elif path == "/metrics" and front.arguments.given["enable_metrics"]:
+            self.answer(200, front.metrics().encode())
         elif path == "/lab/environ":
             launcher = {"role": "launcher", "pid": os.getpid(), "argv": list(sys.argv), "environ": dict(os.environ)}
             self.answer(200, {"processes": [launcher, *front.infos]})
@@ -704,11 +714,13 @@ class Endpoints(BaseHTTPRequestHandler):
             say(f"Endpoint '{old}' is deprecated and will be removed in a future version. Please use '{new}' instead.")
 
     def answer(self, status: int, body: object = None) -> None:
-        data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        is_text = isinstance(body, bytes)
+        data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+        data = b"" if body is None else data
         self.log_access(status)
         self.send_response_only(status)
         if data:
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/plain; version=0.0.4" if is_text else "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
