@@ -70,7 +70,10 @@ class Waiting:
         return self._launched
 
     def dismiss(self, tell: Callable[[str], None]) -> None:
-        """End it, with all that it has left for a launch to find. Doing it twice changes nothing."""
+        """End it, with all that it has left for a launch to find. Doing it twice changes nothing.
+
+        Where the disk takes no writes its files stay: the next run clears what does not run.
+        """
         if self.is_over:
             return
         self._gate.close()
@@ -79,12 +82,13 @@ class Waiting:
         supervisor = self._launched.supervisor
         if supervisor is not None:  # it writes how the launcher ended, which is nothing that the next one should find
             _await(lambda: not processes.is_alive(supervisor))
-        if self._launched.unit is not None:
-            launcher.withdraw(self._home, self._launched.unit, END_SECONDS, tell)
-        for path in (self._order.launch.process, self._order.launch.exit):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
         self.is_over = True
+        if self._launched.unit is not None:
+            with contextlib.suppress(OSError):
+                launcher.withdraw(self._home, self._launched.unit, END_SECONDS, tell)
+        for path in (self._order.launch.process, self._order.launch.exit):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _await(is_done: Callable[[], bool]) -> None:
