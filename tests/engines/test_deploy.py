@@ -89,6 +89,9 @@ def test_deployed_redeployed_crashed_and_rolled_back(
         assert refused.code == Exit.REFUSED, refused
         assert words in json.dumps(refused.server("gpu1", "tiny")), refused
         assert not [event for event in refused.events if event.get("stage") == "stop"]
+    asked = served.driver.run("check", "--json", "--host", "gpu1", timeout=600)
+    assert asked.code == Exit.REFUSED, asked
+    assert "own parser refuses the words of the launch" in asked.stdout
     assert served.completion() is not None
 
     missing = served.deploy(model="/models/is-not-there")

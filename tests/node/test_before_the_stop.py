@@ -30,7 +30,7 @@ def parsed(tmp_path: Path, code: str, *argv: str, **rule: Any) -> words.Verdict:
     script.write_text('#!/bin/sh\nexport GIVEN=1\nexec "$@"\n')
     script.chmod(0o755)
     engine = {**TORCH, "parser": {"code": code, **rule}}
-    parser = words.Parser(engine, str(script), [sys.executable], ["serve", *argv], {"PATH": os.environ["PATH"]})
+    parser = words.Parser(engine, [str(script), sys.executable], ["serve", *argv], {"PATH": os.environ["PATH"]})
     try:
         verdict = eventually(parser.poll)
         assert isinstance(verdict, words.Verdict)
@@ -88,7 +88,7 @@ def test_a_parser_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
     script.chmod(0o755)
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     engine = {**TORCH, "parser": {"code": code}}
-    parser = words.Parser(engine, str(script), [sys.executable], [], {"PATH": os.environ["PATH"]})
+    parser = words.Parser(engine, [str(script), sys.executable], [], {"PATH": os.environ["PATH"]})
     eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     assert parser.poll() is None
     parser.close()

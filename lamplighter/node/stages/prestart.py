@@ -7,6 +7,7 @@ done the journal says why, and the server is started plainly.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Optional, Union
 
@@ -111,7 +112,7 @@ class _Work:
         argv = words.words_of(plan.argv, plan.argv_secrets)
         script, bare = self.staged.release.launch_script, launcher.bare_environment()
         try:
-            self.parser = words.Parser(plan.engine, script, self.python, argv, bare)
+            self.parser = words.Parser(plan.engine, [script, *self.python], argv, bare, os.path.dirname(script))
         except OSError as error:
             self.run.progress(f"the words are not parsed before the stop: {error}")
 
@@ -122,7 +123,15 @@ class _Work:
         self.parser.close()
         self.parser = None
         if verdict.refusal is not None:
-            raise self._refused(verdict)
+            found = words.refusal(verdict, self.plan)
+            raise StageFailure(
+                Exit.REFUSED,
+                found.message,
+                cause=found.id,
+                evidence=found.evidence,
+                hint=found.hint,
+                log_tail=list(verdict.tail),
+            )
         if verdict.unsure:
             self.run.progress(
                 f"{self.plan.engine['name']}'s own parser cannot tell whether it takes the words: {verdict.unsure}"
@@ -130,20 +139,6 @@ class _Work:
         else:
             self.run.progress(f"{self.plan.engine['name']}'s own parser takes the words, in {verdict.seconds:.1f} s")
         return False
-
-    def _refused(self, verdict: words.Verdict) -> StageFailure:
-        found = verdict.refusal
-        assert found is not None
-        name = self.plan.name
-        return StageFailure(
-            Exit.REFUSED,
-            f"{self.plan.engine['name']}'s own parser refuses the words of the launch",
-            cause=found.cause or "words",
-            evidence=found.evidence or verdict.last_line,
-            hint=found.hint_for(name)
-            or f"correct servers.{name}.args, or set servers.{name}.parser: off if it is wrong",
-            log_tail=list(verdict.tail),
-        )
 
     # -- the launcher
 

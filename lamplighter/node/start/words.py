@@ -14,16 +14,21 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import IO, Any, List, Mapping, Optional, Sequence
+from typing import IO, Any, Iterator, List, Mapping, Optional, Sequence
 
+from lamplighter.node.finding import Finding
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.watch import LogWatch
+from lamplighter.node.plan import Plan
+from lamplighter.node.start import startup
+from lamplighter.node.start.ground import Start
 
 #: Exit status of a parser that this version of the engine does not have.
 NONE_HERE = 77
 #: What is kept of its output: an engine says why at the end.
 TAIL_BYTES = 1 << 20
 DEADLINE_SECONDS = 120.0
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,22 @@ class Parser:
     def __init__(
         self,
         engine: Mapping[str, Any],
-        launch_script: str,
         python: Sequence[str],
         argv: Sequence[str],
         environment: Mapping[str, str],
+        directory: str = "/",
     ) -> None:
-        """Start it: ``python`` are the words that start the server's interpreter. Raises OSError."""
+        """Start it: ``python`` are the words that start the server's interpreter as its launch does. Raises OSError."""
         self._engine = engine
         self._rule: Mapping[str, Any] = engine["parser"]
         self._began = time.monotonic()
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
-            [launch_script, *python, "-c", self._rule["code"], *argv],
+            [*python, "-c", self._rule["code"], *argv],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            cwd=os.path.dirname(launch_script),
+            cwd=directory,
             env=dict(environment),
             start_new_session=True,
         )
@@ -102,6 +107,44 @@ class Parser:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._output.close()
+
+
+def examine(start: Start, plan: Plan) -> Iterator[Finding]:
+    """Ask the parser, and wait for it, before there is a release: does it take what would be started?"""
+    name = plan.engine["name"]
+    if not plan.engine.get("parser") or plan.parser == "off":
+        return
+    try:
+        python = startup.interpreter_of(start.argv, start.path, start.python)
+        parser = Parser(plan.engine, python, words_of(start.argv, plan.argv_secrets), start.environment)
+    except (startup.NoPython, OSError) as error:
+        yield Finding("parser", "ok", f"{name}'s own parser cannot be asked", str(error))
+        return
+    try:
+        while (verdict := parser.poll()) is None:
+            time.sleep(POLL_SECONDS)
+    finally:
+        parser.close()
+    if verdict.refusal is not None:
+        yield refusal(verdict, plan)
+    elif verdict.unsure:
+        yield Finding("parser", "ok", f"{name}'s own parser cannot tell whether it takes the words", verdict.unsure)
+    else:
+        yield Finding("parser", "ok", f"{name}'s own parser takes the words", f"in {verdict.seconds:.1f} s")
+
+
+def refusal(verdict: Verdict, plan: Plan) -> Finding:
+    """Say what the parser refuses, and what to do about it."""
+    found = verdict.refusal
+    assert found is not None
+    other = f"correct servers.{plan.name}.args, or set servers.{plan.name}.parser: off if the parser is wrong"
+    return Finding(
+        found.cause or "words",
+        "error",
+        f"{plan.engine['name']}'s own parser refuses the words of the launch",
+        found.evidence or verdict.last_line,
+        found.hint_for(plan.name) or other,
+    )
 
 
 def words_of(argv: Sequence[str], secrets: Mapping[str, int]) -> List[str]:

@@ -13,7 +13,7 @@ from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json, server_home
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.start import ground, software
+from lamplighter.node.start import ground, software, words
 from lamplighter.node.system import files, processes
 from lamplighter.node.variables import scope
 from lamplighter.node.verbs import releases, status
@@ -28,6 +28,7 @@ def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     findings = [
         *found.findings,
         *wayback.examine(home, plan, request["release"]["digest"], catalogue.way_back(home), found.claims, host),
+        *words.examine(ground.start_of(plan, secrets=request.get("secrets")), plan),
         *scope.scope_findings(plan, home),
         *software.changed_files(ground.start_of(plan), request.get("lint") or {}),
         *_failed_before(home, request),
