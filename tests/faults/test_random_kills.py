@@ -359,8 +359,13 @@ class Watched:
         for process in self._proc.glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                waits = (process / "oom_score_adj").read_text().strip() == "1000"  # at its gate: no server yet
-                if OURS in words and THEIRS not in words and "nsenter" not in words and not waits:
-                    age = re.search(rb"(?:^|\0)AGE=([^\0]*)", (process / "environ").read_bytes())
-                    if age is not None:
+                if OURS in words and THEIRS not in words and "nsenter" not in words:
+                    given = (process / "environ").read_bytes()
+                    age = re.search(rb"(?:^|\0)AGE=([^\0]*)", given)
+                    if age is not None and not self._waits(given):
                         yield age[1].decode()
+
+    def _waits(self, given: bytes) -> bool:
+        """Whether a process stands before a gate that is closed: it is no server yet."""
+        gate = re.search(rb"(?:^|\0)LAMPLIGHTER_GATE=([^\0]*)", given)
+        return gate is not None and not Path(f"{self._proc.parent}{gate[1].decode()}").read_text().endswith("go\n")
