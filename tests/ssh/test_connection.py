@@ -29,7 +29,7 @@ from lamplighter.errors import (
 )
 from lamplighter.inventory.schema import ConnectionSpec
 from lamplighter.node.events import Exit
-from lamplighter.run import backend
+from lamplighter.run import shell as shells
 from lamplighter.run.conversation import converse
 from lamplighter.ssh import config, connection, fabric, openssh
 from lamplighter.ssh.config import decoded, fingerprint
@@ -282,7 +282,7 @@ def test_one_session_at_a_time_is_enough(narrow: Node) -> None:
 
 
 def test_a_shell_for_checks_gives_its_session_up_to_another_question(narrow: Node) -> None:
-    shell = backend.Shell(narrow)
+    shell = shells.Shell(narrow)
     shell.begin()
     for _ in range(3):
         assert shell.run("echo checked").stdout == b"checked\n"
@@ -294,7 +294,7 @@ def test_a_check_that_hangs_is_killed_though_it_holds_the_only_session(
     narrow: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "TEARDOWN_SECONDS", 0.2)
-    shell = backend.Shell(narrow)
+    shell = shells.Shell(narrow)
     with pytest.raises(CommandTimedOut):
         shell.run(f"echo $$ >{tmp_path}/pid; sleep 600", timeout=1.0)
     assert shell.run("echo still here").stdout == b"still here\n"

@@ -38,8 +38,11 @@ def release_files(host, server):
 
 
 def seal(file):
-    """The digest and the mode of a file; "" and None where it is gone."""
-    return together(lambda: file.sha256sum, lambda: mode_of(file))
+    """The digest and the mode of a file; "" and None where it is gone.
+
+    facts: sha256sum puts a backslash before the digest of a file whose name it has to quote.
+    """
+    return together(lambda: file.sha256sum.removeprefix("\\"), lambda: mode_of(file))
 
 
 @asked
