@@ -267,9 +267,10 @@ def _over(ground: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _complete(merged: Mapping[str, Any]) -> dict[str, Any]:
     """The merged file with its defaults, JSON-safe. It has been checked file by file, so that it can only be right."""
-    launch, written = merged["launch"], merged.get("overwrites") or ()
+    launch, written, early = merged["launch"], merged.get("overwrites") or (), merged.get("prestart")
     return {
         **merged,
+        "prestart": None if early is None else _Prestart.model_validate(early).model_dump(mode="json"),
         "launch": {"served_name": "{model}", "python": True, **launch, "flags": launch.get("flags") or {}},
         "stop": {"signal": "TERM", **merged["stop"]},
         "processes": {"titles": [], "entry_points": [], **merged["processes"]},

@@ -178,4 +178,5 @@ def test_the_engines_parsers_and_gates_are_sound() -> None:
         engine = load_engine(name, PROJECT / "roles").compiled
         compile(engine["parser"]["code"], name, "exec")
         assert engine["prestart"]["modules"]
+        assert engine["prestart"]["memory_mib"] >= 2048  # what the role does not say itself is filled in
         assert not set(engine["prestart"]["modules"]) & set(engine["launch"]["command"])

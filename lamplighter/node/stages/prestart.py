@@ -151,15 +151,15 @@ class _Work:
             return f"roles/{plan.engine['name']} has no prestart"
         if plan.sitecustomize.scope not in SCOPES:
             return f"with sitecustomize.scope {plan.sitecustomize.scope} nothing would wait in it"
-        if self.python is None and not rule.get("behind_shell"):
+        if self.python is None and not rule["behind_shell"]:
             return "the command line does not tell which Python runs"
-        wanted = (int(rule.get("memory_mib") or 0) << 20) + weights.SPARE_BYTES
+        wanted = (rule["memory_mib"] << 20) + weights.SPARE_BYTES
         available = memory.available_bytes()
         if available is None or available < wanted:
             return f"the node has {(available or 0) >> 20} MiB of memory to spare, and {wanted >> 20} are wanted for it"
         order = swap.order_of(self.run, self.staged, launch)
         try:
-            self.waiting = Waiting(plan.launcher, order, self.run.home, rule.get("modules") or ())
+            self.waiting = Waiting(plan.launcher, order, self.run.home, rule["modules"])
         except (launcher.LaunchFailed, OSError) as error:
             return f"the launcher failed: {error}"
         return ""
@@ -189,7 +189,7 @@ class _Work:
         trouble = waiting.trouble()
         if trouble:
             return trouble
-        limit = float((self.plan.engine.get("prestart") or {}).get("seconds") or 180)
+        limit = self.plan.engine["prestart"]["seconds"]
         if not self._is_there and waiting.reached() is None and time.monotonic() - self.began > limit:
             return f"it had not come to its gate after {limit:.0f} s"
         if time.monotonic() - self._looked_at < LOOK_SECONDS:

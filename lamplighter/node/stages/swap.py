@@ -52,7 +52,7 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     if former.successor is None and http.is_answering(plan.host, plan.port):
         former.answered_at = time.time()
     was_up = _is_recorded_up(run)
-    is_idle = _is_drained(run, plan) if any(claim.kind == ownership.OURS for claim in claimed) else False
+    is_idle = any(claim.kind == ownership.OURS for claim in claimed) and _is_drained(run, plan)
     had = leftovers.observe({claim.process.pid for claim in stopping})
     run.touch()
     if former.successor is None:
@@ -83,9 +83,8 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     gone_at = time.time()
     if was_up:
         _note_stopped(run)
-    launcher.stop_unit(
-        run.home, 1.0, run.progress, allocation.spared_unit
-    )  # it is down by now, and an uncommitted one is to go
+    # It is down by now, and an uncommitted one is to go.
+    launcher.stop_unit(run.home, 1.0, run.progress, allocation.spared_unit)
     _tell_newcomers(run, allocation, claimed, began, former)
     _clear_leftovers(run, had, gone_at)
     return None
