@@ -44,3 +44,13 @@ def tiny_model(transformers_engine: Path) -> Path:
         script = [transformers_engine / "bin/python", HERE / "tiny_model.py", model]
         subprocess.run(script, check=True, capture_output=True, timeout=600)
     return model
+
+
+@pytest.fixture(scope="session")
+def odd_model(tiny_model: Path) -> Path:
+    """A directory that looks like a model, of a kind that no engine knows."""
+    odd = tiny_model.parent / "odd-config"
+    odd.mkdir(exist_ok=True)
+    (odd / "config.json").write_text('{"model_type": "nonesuch"}')
+    (odd / "model.safetensors").write_bytes(b"")
+    return odd

@@ -51,7 +51,7 @@ class Served:
 
 
 def test_deployed_redeployed_crashed_and_rolled_back(
-    park: NodePark, node: Node, transformers_engine: Path, tiny_model: Path, tmp_path: Path
+    park: NodePark, node: Node, transformers_engine: Path, tiny_model: Path, odd_model: Path, tmp_path: Path
 ) -> None:
     served = Served(park, node, transformers_engine, tiny_model, tmp_path)
     first = served.deploy()
@@ -76,14 +76,10 @@ def test_deployed_redeployed_crashed_and_rolled_back(
     assert "no-such-flag" in report["evidence"]
     assert served.completion() is not None
 
-    odd = tiny_model.parent / "odd-config"
-    odd.mkdir(exist_ok=True)
-    (odd / "config.json").write_text('{"model_type": "nonesuch"}')
-    (odd / "model.safetensors").write_bytes(b"")
     for words, server in {
         "--no-such-flag": {"args": {"device": "cpu", "no-such-flag": True}},
         "'foo' is not one of": {"args": {"device": "cpu", "reasoning": "foo"}},
-        "does not recognize this architecture": {"model": str(odd)},
+        "does not recognize this architecture": {"model": str(odd_model)},
     }.items():
         refused = served.deploy(**server)
         assert refused.code == Exit.REFUSED, refused

@@ -236,15 +236,11 @@ def test_deployed_and_every_worker_carries_the_variables(served: Served) -> None
     assert served.status()["state"] == "serving"
 
 
-def test_words_that_its_own_parser_refuses_stop_nothing(served: Served, tiny_model: Path) -> None:
-    odd = tiny_model.parent / "odd-config"
-    odd.mkdir(exist_ok=True)
-    (odd / "config.json").write_text('{"model_type": "nonesuch"}')
-    (odd / "model.safetensors").write_bytes(b"")
+def test_words_that_its_own_parser_refuses_stop_nothing(served: Served, odd_model: Path) -> None:
     for words, server in {
         "unrecognized arguments: --no-such-flag": {"args": {"no-such-flag": 7}},
         "argument --max-model-len: invalid": {"args": {"max-model-len": "lots"}},
-        "does not recognize this architecture": {"model": str(odd)},
+        "does not recognize this architecture": {"model": str(odd_model)},
     }.items():
         refused = served.deploy(**server)
         assert refused.code == Exit.REFUSED, refused
