@@ -35,6 +35,7 @@ from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
+from lamplighter.project import PROJECT
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.report.wording import LogText, printable
 from lamplighter.run.host_session import (
@@ -46,8 +47,6 @@ from lamplighter.run.host_session import (
     open_session,
     told_to_end,
 )
-
-PROJECT = Path(__file__).resolve().parent.parent.parent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

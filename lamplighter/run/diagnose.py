@@ -23,10 +23,11 @@ from lamplighter.node.events import Exit
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.whole import diagnose_log
 from lamplighter.paths import at_home, open_file
+from lamplighter.project import PROJECT
 from lamplighter.release.engine import load_engine, load_engines, rule_place
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
-from lamplighter.run.command import PROJECT, Settings
+from lamplighter.run.command import Settings
 
 #: Stands for the server's name in hints: a pasted log does not tell it.
 NAMELESS = "NAME"

@@ -14,10 +14,11 @@ from typing import Any
 from lamplighter.errors import UsageError
 from lamplighter.inventory import Host, Server, secret_words
 from lamplighter.inventory.editors import json_schema
+from lamplighter.project import PROJECT
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import ReleaseFile, build_release
 from lamplighter.report import difference_text
-from lamplighter.run.command import PROJECT, Settings, guarded, say
+from lamplighter.run.command import Settings, guarded, say
 
 #: What `render` wrote into a directory: digests by name.
 _RECORD = ".rendered.json"

@@ -13,6 +13,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import LamplighterError
 from lamplighter.inventory import Host, Server
 from lamplighter.node.events import Exit
+from lamplighter.project import PROJECT
 from lamplighter.report import status_text
 from lamplighter.run import command
 from lamplighter.run.host_session import HostSession
@@ -68,7 +69,7 @@ class _Watched:
             self._node.close()
             self._node.open()
         try:
-            return HostSession(self.host, self._node, command.PROJECT).standings(self._servers)
+            return HostSession(self.host, self._node, PROJECT).standings(self._servers)
         except LamplighterError:
             self._node.close()
             raise

@@ -17,8 +17,8 @@ from invoke.config import Config
 from invoke.context import Context
 from invoke.exceptions import Exit as Leave
 
-import tasks
 from lab import control, ledger
+from lamplighter import tasks
 from lamplighter.inventory import load_inventory
 from lamplighter.node.events import Exit
 from lamplighter.run.host_session import HostSession, open_session
@@ -281,10 +281,10 @@ def test_deploy_if_changed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("open", "execute"):
         real = getattr(FabricWay, name)
         monkeypatch.setattr(FabricWay, name, lambda *given, name=name, real=real: done.append(name) or real(*given))
-    context = Context(Config({**tasks.ns.configuration(), "run": {"dry": False}}))
+    context = Context(Config({**tasks.collection().configuration(), "run": {"dry": False}}))
     monkeypatch.setenv("LAMPLIGHTER_INVENTORY", str(box.driver.inventory))
     with signals_as_before(), pytest.raises(Leave) as left:
-        tasks.deploy.body(context, host=["box"], if_changed=True)
+        tasks.serving.deploy.body(context, host=["box"], if_changed=True)
     assert left.value.code == Exit.OK
     assert done == ["open", "execute"]
     monkeypatch.undo()

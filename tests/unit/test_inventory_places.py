@@ -10,6 +10,7 @@ import pytest
 from lamplighter.errors import InventoryError, UsageError
 from lamplighter.inventory import Inventory, load_inventory
 from lamplighter.inventory.sources import script
+from lamplighter.project import PROJECT
 from lamplighter.run import command
 
 
@@ -270,11 +271,11 @@ def test_what_only_ansible_reads_comes_through_it(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("given", "environment", "expected"),
     [
-        ("inventory", "", [str(command.PROJECT / "inventory")]),
+        ("inventory", "", [str(PROJECT / "inventory")]),
         ("other", "", ["other"]),
         ("inventory", "a,b", ["a", "b"]),
         ("inventory", " a , ", ["a"]),
-        ("inventory", ",", [str(command.PROJECT / "inventory")]),
+        ("inventory", ",", [str(PROJECT / "inventory")]),
         (["x", "gpu1,gpu2"], "a", ["x", "gpu1,gpu2"]),
     ],
 )

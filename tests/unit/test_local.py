@@ -15,12 +15,13 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.inventory import Host, load_inventory
 from lamplighter.inventory.editors import json_schema
 from lamplighter.node.events import Exit
+from lamplighter.project import PROJECT
 from lamplighter.release.changes import Change, Changes, compare
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import Release, build_release
 from lamplighter.report import plan_text
 from lamplighter.run import local
-from lamplighter.run.command import PROJECT, Settings, judge_plan
+from lamplighter.run.command import Settings, judge_plan
 
 HOSTS = "all: {hosts: {gpu1: {ansible_user: ops}, gpu2: }}\n"
 BASE = """\

@@ -1,0 +1,49 @@
+"""The user interface: `./inv --list` shows the tasks, `./inv --help TASK` one of them.
+
+Each task is flags -> library -> report -> exit code. Imports are made inside tasks, so that `--list`
+and shell completion need none.
+"""
+
+from __future__ import annotations
+
+from invoke.collection import Collection
+
+from lamplighter.tasks import box, local, reading, serving
+
+
+def collection() -> Collection:
+    """All tasks but those of a checkout, with the settings that they start from."""
+    found = Collection(
+        serving.deploy,
+        serving.rollback,
+        reading.releases,
+        serving.stop,
+        serving.start,
+        serving.restart,
+        serving.undeploy,
+        serving.attach,
+        serving.cancel,
+        reading.plan,
+        reading.check,
+        reading.env,
+        reading.status,
+        reading.verify,
+        reading.logs,
+        reading.diagnose,
+        local.config,
+        local.lint,
+        local.render,
+    )
+    found.add_collection(Collection("lab", box.up, box.down))
+    found.configure(
+        {
+            "lamplighter": {
+                "inventory": "inventory",
+                "debug": False,
+                "vault_password_file": [],
+                "vault_id": [],
+                "box": box.bring_up,
+            }
+        }
+    )
+    return found
