@@ -22,6 +22,7 @@ from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.conversation import NoAnswer, converse
+from lamplighter.run.places import with_places
 from lamplighter.ssh.config import local_user
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class HostSession:
         then never begins. Raises LamplighterError for all that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
-        follower = Follower(self.host.name, server.name, prepared["run"], on_event)
+        follower = Follower(self.host.name, server.name, prepared["run"], self._with_places(server, on_event))
         follower.asked = {"verb": verb, "by": whoever_asks()}
 
         def is_sent() -> None:
@@ -67,7 +68,7 @@ class HostSession:
 
     def attach(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
-        self._attach(Follower(self.host.name, server.name, run, on_event))
+        self._attach(Follower(self.host.name, server.name, run, self._with_places(server, on_event)))
 
     def cancel(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end.
@@ -75,7 +76,7 @@ class HostSession:
         Before ``stop`` the node stays as it is, afterwards the run rolls back. Asked again when the wire breaks, until
         the node has heard it. Raises NoSuchRun where none is at work.
         """
-        self._cancel(Follower(self.host.name, server.name, run, on_event))
+        self._cancel(Follower(self.host.name, server.name, run, self._with_places(server, on_event)))
 
     def cancel_or_see_its_end(self, run: Follower) -> None:
         """Cancel a run that we have followed so far; where its own end came first, show that and say so.
@@ -87,6 +88,22 @@ class HostSession:
         except NoSuchRun as refusal:
             self._attach(run)
             run.tell(f"nothing was cancelled ({refusal.what}): the run had come to its own end")
+
+    def _with_places(self, server: Server, on_event: OnEvent) -> OnEvent:
+        """Tell with each failure and warning where the inventory says what it names."""
+
+        def listen(event: Event) -> None:
+            is_about_settings = event["event"] in (events.FAILURE, events.WARNING)
+            on_event(self._placed(server, event) if is_about_settings else event)
+
+        return listen
+
+    def _placed(self, server: Server, told: Mapping[str, Any]) -> dict[str, Any]:
+        return with_places(told, self.host, server, self.project / "roles")
+
+    def _found(self, server: Server, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The findings of a node, those that are not well with their places in the inventory."""
+        return [dict(each) if each["level"] == "ok" else self._placed(server, each) for each in findings]
 
     def _attach(self, run: Follower) -> None:
         self._follow({"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last}, run)
@@ -207,7 +224,7 @@ class HostSession:
     def check(self, server: Server) -> dict[str, Any]:
         """Ask the preflight's questions, and who would be stopped by a deploy. Reads only."""
         found = self._result(self._question("check", server, self._release(server)))
-        return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
+        return {**found, "findings": [*_secret_findings(server), *self._found(server, found["findings"])]}
 
     def _release(self, server: Server) -> Release:
         return build_release(self.host, server, self.engine_of(server), self.project)
@@ -237,7 +254,7 @@ class HostSession:
             "is_pending": bool(changes) or not serves or bool(found["drift"]["differences"]),
             "changes": changes.to_json(),
             "drift": found["drift"],
-            "findings": [*findings, *found["findings"]],
+            "findings": [*findings, *self._found(server, found["findings"])],
             "would_stop": found["would_stop"],
         }
 
