@@ -389,6 +389,9 @@ class Server(_Frozen):
     keep_releases: Annotated[int, _whole(1, 1000), TREATED] = 5
     gpus_unified: Annotated[Literal["refuse", "accept"], TREATED] = "refuse"
     on_confirm_failure: Annotated[Literal["keep", "rollback"], TREATED] = "keep"
+    on_verify_failure: Annotated[
+        Literal["auto", "keep", "rollback"], ControlOnly("`deploy` goes by it; the node is asked for a rollback")
+    ] = "auto"
     allow: Annotated[tuple[Text, ...], TREATED] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
     tls: Annotated[Literal["none", "verify", "self-signed"], TREATED] = "none"

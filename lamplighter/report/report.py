@@ -255,6 +255,14 @@ class Fold:
         """
         self._host(host).current(server).lose(code, cause, message, evidence, hint)
 
+    def add_way_back(self, host: str, server: str) -> None:
+        """The last run was there to undo the one before it, whose checks failed: both are one result from now on."""
+        self._host(host).join_last_runs(server)
+
+    def add_no_way_back(self, host: str, server: str, error: LamplighterError) -> None:
+        """The run that was to undo the last one has not begun."""
+        self._host(host).current(server).stay(_from_error(error))
+
     def outcome(self, host: str, server: str) -> str | None:
         """How the run on ``server`` ended so far; None when nothing was heard of it."""
         known = self._hosts.get(host)
@@ -294,6 +302,12 @@ class _Host:
     def current(self, server: str) -> _Run:
         runs = self.servers.get(server)
         return list(runs.values())[-1] if runs else self.run(server, None)
+
+    def join_last_runs(self, server: str) -> None:
+        runs = self.servers.get(server, {})
+        if len(runs) > 1:
+            _, second = runs.popitem()
+            list(runs.values())[-1].take_way_back(second.report())
 
     def runs(self) -> list[_Run]:
         return [self.current(server) for server in self.servers]
@@ -399,7 +413,14 @@ class _Run:
         before = self.report()
         if before.exit_code == Exit.OK:
             self.end = dataclasses.replace(
-                before, exit_code=int(Exit.DEGRADED), cause=cause, message=message, evidence=evidence, hint=hint
+                before,
+                exit_code=int(Exit.DEGRADED),
+                stage=self._stage(),
+                phase=None,
+                cause=cause,
+                message=message,
+                evidence=evidence,
+                hint=hint,
             )
 
     def lose(self, code: Exit, cause: str, message: str, evidence: str, hint: str) -> None:
@@ -409,12 +430,63 @@ class _Run:
                 before,
                 outcome="failed",
                 exit_code=int(code),
+                stage=self._stage(),
+                phase=None,
                 cause=cause,
                 message=message,
                 evidence=evidence,
                 hint=hint,
                 serving=None,
             )
+
+    def take_way_back(self, second: ServerReport) -> None:
+        """Take what came of putting the release before back, after this run had ended well and its checks had not."""
+        first = self.report()
+        is_back = second.exit_code in (Exit.OK, Exit.DEGRADED)
+        spent = round(sum(second.durations.values()), 3)
+        self.stages.append(Stage("rollback", spent, is_back, message=second.message))
+        self.failures += second.failures
+        self.warnings += second.warnings
+        if is_back:
+            old = second.serving.release if second.serving else None
+            end = dataclasses.replace(
+                first,
+                outcome="rolled_back",
+                exit_code=int(Exit.ROLLED_BACK),
+                message=f"{first.message}; rolled back: release {old or '?'} is serving again",
+            )
+        elif second.exit_code == Exit.ROLLED_BACK:  # the one that went before would not start: this one was put back
+            end = dataclasses.replace(
+                first,
+                outcome="deployed",
+                exit_code=int(Exit.DEGRADED),
+                message=f"{first.message}; the release before did not come back: {second.message}",
+            )
+        elif second.outcome == "refused" or second.exit_code == Exit.LOCKED:
+            self.stay(second)
+            return
+        else:
+            end = dataclasses.replace(
+                first,
+                outcome=second.outcome,
+                exit_code=second.exit_code,
+                message=f"{first.message}; rolling back failed: {second.message}",
+                log_tail=second.log_tail,
+            )
+        known = [dark for dark in (first.downtime_seconds, second.downtime_seconds) if dark is not None]
+        self.end = dataclasses.replace(
+            end,
+            hint=second.hint,
+            serving=second.serving,
+            serving_text=second.serving_text,
+            downtime_seconds=round(sum(known), 3) if known else None,
+        )
+
+    def stay(self, refusal: ServerReport) -> None:
+        """Keep the result of the checks, and say why the release before was not put back."""
+        first = self.report()
+        message = f"{first.message}; not rolled back: {refusal.message}"
+        self.end = dataclasses.replace(first, message=message, hint=refusal.hint or first.hint)
 
     def report(self) -> ServerReport:
         known = self.end or self._unended()
