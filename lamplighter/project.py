@@ -47,6 +47,14 @@ class LayeredRoles:
 
 
 @dataclass(frozen=True)
+class OwnEngine:
+    """An engine that a user describes; ``replaces``: a built-in one of the same name is not used."""
+
+    place: str
+    replaces: bool
+
+
+@dataclass(frozen=True)
 class Project:
     """What comes with the program, in ``built_in``, under the roles that a user keeps in ``own``."""
 
@@ -59,6 +67,12 @@ class Project:
     def __truediv__(self, part: str) -> Path: ...
     def __truediv__(self, part: str) -> Path | LayeredRoles:
         return LayeredRoles(self.own, self.built_in / "roles") if part == "roles" else self.built_in / part
+
+    def own_engine(self, name: str) -> OwnEngine | None:
+        """Where the user describes the engine ``name``; None where it is ours."""
+        if not (self.own / name / "engine.yml").is_file():
+            return None
+        return OwnEngine(str(self.own / name), (self.built_in / "roles" / name / "engine.yml").is_file())
 
 
 def project_beside(inventory: Path) -> Path | Project:

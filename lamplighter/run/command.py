@@ -640,6 +640,10 @@ def _linted(host: Host, project: Path | Project) -> dict[str, Any]:
     from lamplighter.lint import lint_servers
 
     shown = host.to_json()
+    if isinstance(project, Project):
+        used = dict.fromkeys(server.engine for server in host.servers.values())
+        own = {name: project.own_engine(name) for name in used}
+        shown["engines"] = {name: dataclasses.asdict(found) for name, found in own.items() if found is not None}
     found = lint_servers(host, host.servers.values(), project / "roles")
     return {**shown, "lint": [*shown["lint"], *(each.to_json() for each in found)]}
 

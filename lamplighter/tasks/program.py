@@ -54,7 +54,7 @@ EXAMPLES = {
     "diagnose": "diagnose --log server.log",
     "config": "config --host gpu1",
     "lint": "lint",
-    "render": "render --host gpu1 --out /tmp/rendered",
+    "render": "render --host gpu1 --out rendered",
     "lab.up": "lab.up",
     "lab.down": "lab.down",
 }
