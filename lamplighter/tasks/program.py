@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import re
 import shutil
@@ -26,6 +28,8 @@ from lamplighter.tasks import collection
 NAME = "lamplighter"
 USAGE = 2
 
+#: What Invoke's script for bash says, and what it should: a pattern is none of this shell's business.
+BASH = {"-- ${COMP_WORDS[*]}`": '-- "${COMP_WORDS[@]}"`', "-- $2)": '-- "$2" 2>/dev/null)'}
 #: The rooms of tasks, in the order in which a newcomer meets them: the module of a task decides where it is shown.
 GROUPS = {
     "serving": "Change what serves",
@@ -139,7 +143,15 @@ class Lamplighter(Program):
         """Read the options before the task; settings of the working directory are read before it is known."""
         self.config.set_project_location(str(Path.cwd()))
         self.config.load_project()
-        super().parse_core(argv)
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                super().parse_core(argv)
+        finally:  # what --print-completion-script prints; a word as it stands, patterns and open quotes included
+            script = said.getvalue()
+            for theirs, ours in BASH.items():
+                script = script.replace(theirs, ours)
+            sys.stdout.write(script)
 
     def update_config(self, merge: bool = True) -> None:
         """Lay over the configuration what the command line says."""
