@@ -1,6 +1,6 @@
 """Every event as one JSON object a line, for programs; the report is the last line.
 
-Pure ASCII (other characters are escaped), so that no locale can spoil it. See docs/events.md.
+Pure ASCII (other characters are escaped), so that no locale can spoil it. See docs/json.md.
 """
 
 from __future__ import annotations
