@@ -50,6 +50,7 @@ from lamplighter.inventory.values import (
 from lamplighter.inventory.variables import VariableFiles, canonical
 from lamplighter.inventory.vault import Vault, opened
 from lamplighter.paths import at_home
+from lamplighter.project import Roles
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Host:
 _ABSENT = ("is missing", "say ansible_host")
 
 
-def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | None = None) -> Inventory:
+def load_inventory(sources: Path | Sequence[str], roles: Roles, vault: Vault | None = None) -> Inventory:
     """The inventory of one path, or of several ``sources`` as given on a command line, over the defaults in ``roles``.
 
     Raises InventoryError that lists every mistake in the sources themselves; values are checked by ``Inventory.host``.
@@ -115,7 +116,7 @@ def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | No
         raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or ", ".join(given)) from error
 
 
-def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
+def _load(sources: Sequence[Source], roles: Roles, vault: Vault) -> Inventory:
     problems = Problems()
     tree = Tree(problems)
     read_sources(sources, tree)
@@ -142,7 +143,7 @@ class Inventory:
         self,
         tree: Tree,
         files: VariableFiles,
-        roles: Path,
+        roles: Roles,
         defaults: Mapping[str, Value],
         path: Path,
         vault: Vault,

@@ -13,7 +13,6 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -33,6 +32,7 @@ from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Origin, Problems, Value, did_you_mean, plain, shown_path
 from lamplighter.node.events import PHASES
 from lamplighter.node.log.rules import compiled as compiled_regex
+from lamplighter.project import Roles
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Server
@@ -146,7 +146,7 @@ def _with(values: Mapping[str, str], word: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], word)
 
 
-def load_engine(name: str, roles: Path) -> Engine:
+def load_engine(name: str, roles: Roles) -> Engine:
     """The engine ``name`` of a roles directory. Raises InventoryError, with file:line where a file is at fault."""
     problems = Problems()
     merged = _merged(name, roles, problems, ())
@@ -165,12 +165,12 @@ def load_engine(name: str, roles: Path) -> Engine:
     return Engine(name, compiled["launch"], compiled)
 
 
-def load_engines(roles: Path) -> dict[str, Engine]:
+def load_engines(roles: Roles) -> dict[str, Engine]:
     """Every engine of a roles directory that can be started, by name. Raises InventoryError."""
     return {name: load_engine(name, roles) for name in engine_names(roles)}
 
 
-def rule_place(name: str, roles: Path, key: str, pattern: str) -> Origin | None:
+def rule_place(name: str, roles: Roles, key: str, pattern: str) -> Origin | None:
     """Where ``pattern`` stands under ``key`` of an engine's file or of one that it extends; None where nowhere."""
     while True:
         entries = read_mapping(roles / name / FILE, Problems()).entries or {}
@@ -192,7 +192,7 @@ def _place_of(value: Value, pattern: str) -> Origin | None:
     return next((place for each in inner if (place := _place_of(each, pattern)) is not None), None)
 
 
-def engine_names(roles: Path) -> list[str]:
+def engine_names(roles: Roles) -> list[str]:
     """The names that ``load_engine`` takes: roles whose engine.yml, with what it extends, has a launch."""
     names = []
     for path in sorted(roles.glob(f"*/{FILE}")):
@@ -209,7 +209,7 @@ def engine_names(roles: Path) -> list[str]:
     return names
 
 
-def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
+def _merged(name: str, roles: Roles, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
     """The contents of one engine.yml on top of those it extends, each file checked by itself."""
     path = roles / name / FILE
     if not NAME.fullmatch(name) or not path.is_file():
@@ -233,7 +233,7 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
     return {**together, "ancestors": [parent, *ground["ancestors"]]}
 
 
-def _read_of_node(name: str, model: type[_Part], roles: Path, problems: Problems) -> dict[str, Any]:
+def _read_of_node(name: str, model: type[_Part], roles: Roles, problems: Problems) -> dict[str, Any]:
     """The content of a file of the role ``node``; {} in a directory of roles that has none."""
     path = roles / "node" / f"{name}.yml"
     if not path.is_file():
@@ -243,7 +243,7 @@ def _read_of_node(name: str, model: type[_Part], roles: Path, problems: Problems
     return dict(_as_json(plain(value)))
 
 
-def _unknown(name: str, roles: Path) -> InventoryError:
+def _unknown(name: str, roles: Roles) -> InventoryError:
     known = engine_names(roles)
     return InventoryError(
         f"no engine {name[:80]!r}{did_you_mean(name, known)}",

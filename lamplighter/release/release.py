@@ -20,6 +20,7 @@ import lamplighter
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.schema import TOLD, TREATMENT
 from lamplighter.inventory.secrets import SecretWord
+from lamplighter.project import Project
 from lamplighter.release.render import FromVariable, Templates
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Release:
     manifest: dict[str, Any]
 
 
-def build_release(host: Host, server: Server, engine: Engine, project: Path) -> Release:
+def build_release(host: Host, server: Server, engine: Engine, project: Path | Project) -> Release:
     """Return the release of ``server`` on ``host``, rendered from the templates of ``project``.
 
     The digest covers the files and the plan but for TREATMENT: equal digests mean that the same thing would run, so a

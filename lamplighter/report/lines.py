@@ -1,7 +1,7 @@
 """Plain lines for cron, CI and log files: no colours, one line per news, nothing that moves the cursor.
 
 Progress is throttled to what a reader of the mail wants: each new phase, every ten percent, each new kind of message
-once, whatever names a process, and a sign of life after half a minute of silence.
+once, whatever names a process, and a sign of life after half a minute of silence. `-v` tells all that there is.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _NUMBERS = re.compile(r"\d+")
 class Lines:
     """Writes one line per news to ``output``; ``now`` gives monotonic seconds."""
 
-    def __init__(self, output: Output, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, output: Output, now: Callable[[], float] = time.monotonic, *, tells_all: bool = False) -> None:
         self._output = output
+        self._tells_all = tells_all
         self._now = now
         self._began = now()
         self._seen = Seen()
@@ -51,7 +52,7 @@ class Lines:
             host, server = clean(event.get("host")), clean(event.get("server"))
             told = self._told.get((host, server))
             if told is None:
-                told = self._told[host, server] = _Told(Progress(host, server, now), now)
+                told = self._told[host, server] = _Told(Progress(host, server, now), now, self._tells_all)
             told.progress.take(event, now)
             for line in told.news(event):
                 self._say(told, line, now)
@@ -101,8 +102,9 @@ class Lines:
 class _Told:
     """What was said about one server already, and what of an event is news."""
 
-    def __init__(self, progress: Progress, now: float) -> None:
+    def __init__(self, progress: Progress, now: float, tells_all: bool) -> None:
         self.progress = progress
+        self._tells_all = tells_all
         self.spoke_at = now
         self._phase = ""
         self._tenth = 0
@@ -135,7 +137,7 @@ class _Told:
         self._phase, self._tenth = "", 0
         self._kinds.clear()
         stage = clean(event.get("stage")) or "?"
-        return [] if stage in _SHORT else [f"{stage}: begins"]
+        return [] if stage in _SHORT and not self._tells_all else [f"{stage}: begins"]
 
     def _stage_end(self, event: Mapping[str, Any]) -> list[str]:
         stage = clean(event.get("stage")) or "?"
@@ -152,6 +154,10 @@ class _Told:
         progress = self.progress
         stage = clean(event.get("stage")) or progress.stage or "progress"
         message = clean(event.get("message"), 160)
+        if self._tells_all:
+            percent = "" if progress.percent is None else f" {progress.percent:.0f} %"
+            phase = f"phase {progress.phase}{percent}" if progress.phase else ""
+            return [f"{stage}: {', '.join(word for word in (phase, message) if word)}"]
         if progress.phase and progress.phase != self._phase:
             self._phase, self._tenth = progress.phase, int((progress.percent or 0) // 10)
             percent = "" if progress.percent is None else f" {progress.percent:.0f} %"

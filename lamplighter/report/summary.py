@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lamplighter.node.events import Exit
+from lamplighter.project import called
 from lamplighter.report.report import Report, ServerReport, Stage
 from lamplighter.report.wording import clean, clean_lines, clean_log_line, plural, seconds, serving
 
@@ -31,6 +32,18 @@ def summary(report: Report) -> list[str]:
         if part.exit_code != Exit.OK or len(parts) <= FULL_BLOCKS:
             lines += ["", _sentence(name, part), *_block(name, part)]
     return lines
+
+
+def result(report: Report) -> list[str]:
+    """The outcome alone: a sentence for each server, and the whole story of what did not go as wanted."""
+    parts = report.parts()
+    if not parts:
+        return summary(report)
+    return [
+        line
+        for name, part in parts
+        for line in (_sentence(name, part), *(_block(name, part) if part.exit_code != Exit.OK else ()))
+    ]
 
 
 def _overall(report: Report, parts: list[tuple[str, ServerReport]]) -> str:
@@ -130,7 +143,7 @@ def _block(name: str, part: ServerReport) -> list[str]:
     if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
         started = part.exit_code != Exit.DEGRADED and any(stage.name == "start" for stage in part.stages)
         of_run = f" --run {clean(part.run)}" if started and part.run else ""  # not of what was put back
-        lines.append(f"  more: ./inv logs --host {host} --server {server}{of_run}")
+        lines.append(f"  more: {called()} logs --host {host} --server {server}{of_run}")
     return lines
 
 

@@ -16,7 +16,7 @@ from lamplighter.report.wording import clean, clean_lines, moment, number, plura
 
 Hosts = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-_NOT_VARIABLES = ("host", "origins", "lint")
+_NOT_VARIABLES = ("host", "origins", "lint", "engines")
 
 
 def status_text(data: Hosts) -> str:
@@ -230,6 +230,9 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
             for path, value in _leaves({key: value for key, value in config.items() if key not in _NOT_VARIABLES})
         ]
         text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
+        for name, own in (config.get("engines") or {}).items():
+            instead = ", which replaces the built-in one" if own.get("replaces") else ""
+            text.append(f"  engine {clean(name)} is one of your own{instead}: {clean(own.get('place'))}")
         for found in _items(config.get("lint")):
             place = clean(found.get("origin"))
             instead = f"; instead: {clean(found.get('instead'))}" if found.get("instead") else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -35,9 +36,9 @@ from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
-from lamplighter.project import PROJECT
+from lamplighter.project import PROJECT, Project, project_beside
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.report.wording import LogText, printable
+from lamplighter.report.wording import LogText, printable, spoken
 from lamplighter.run.host_session import (
     Follower,
     HostSession,
@@ -47,6 +48,10 @@ from lamplighter.run.host_session import (
     open_session,
     told_to_end,
 )
+
+NAME = "lamplighter"
+#: What `init` writes is also what there is where nobody wrote one.
+DEMO = PROJECT / "templates" / "repository" / "inventory"
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -78,15 +83,32 @@ class Settings:
     vault: Vault = dataclasses.field(default_factory=Vault)
     sources: tuple[str, ...] = ()
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
+    volume: int = 0
+    """Below 0 only the result is told, above 0 all that there is."""
     box: Callable[[Host, list[Server]], tuple[Host, list[Server]]] | None = None
     """Brings up the node in a box that a host with ``lab: NAME`` stands for, and points the host to it."""
 
+    @property
+    def project(self) -> Path | Project:
+        """Our roles and templates, under the roles that lie beside the inventory."""
+        return project_beside(self.inventory)
+
     def load(self) -> Inventory:
         """The inventory, over the defaults of the roles; its warnings are printed. Raises InventoryError."""
-        inventory = load_inventory(self.sources or self.inventory, PROJECT / "roles", self.vault)
-        for lint in inventory.warnings:
-            complain(f"warning: {lint}")
+        if self.inventory == DEMO and self.volume >= 0:
+            complain(f"no inventory/ in {Path.cwd()}: this is the demo's; `{NAME} init DIR` begins one of your own")
+        if self.volume > 0:
+            complain(f"inventory: {', '.join(self.sources) or self.inventory}")
+            if isinstance(self.project, Project):
+                complain(f"roles: {self.project.own}, then {self.project.built_in / 'roles'}")
+        inventory = load_inventory(self.sources or self.inventory, self.project / "roles", self.vault)
+        self.warn(inventory.warnings)
         return inventory
+
+    def warn(self, lints: Iterable[object]) -> None:
+        """Print what looks wrong, unless the result alone was asked for."""
+        for lint in lints if self.volume >= 0 else ():
+            complain(f"warning: {lint}")
 
 
 def settings_from(context: Context, *, as_json: bool = False, **given: str | Sequence[str] | None) -> Settings:
@@ -106,11 +128,26 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
             if refused is not None:
                 _exit_with(refused, as_json)
     if context.config.run.dry:
-        refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
+        refusal = UsageError(
+            "--dry is refused", why="it would fake every command", next_step="./inv deploy --dry-run, or ./inv check"
+        )
         _exit_with(refusal, False)
+    if context.config.timeouts.command:
+        refusal = UsageError(
+            "--command-timeout is refused",
+            why="it would not reach the node, which goes on",
+            next_step="servers.NAME.timeouts bounds each stage of a run, and --wait a lock",
+        )
+        _exit_with(refusal, as_json)
     ours = context.config.lamplighter
     try:
-        sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""))
+        root = Path(ours.get("root") or Path.cwd())
+        sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""), root)
+        volume = bool(ours.get("verbose")) - bool(ours.get("quiet"))
+        if ours.get("verbose") and ours.get("quiet"):
+            raise UsageError("--verbose and --quiet exclude each other", next_step="give one of them")
+        if not ours.get("root") and sources == (str(root / "inventory"),) and not (root / "inventory").exists():
+            sources = (str(DEMO),)
         vault = Vault(password_sources(ours.vault_password_file, ours.vault_id, os.environ))
     except UsageError as error:
         _exit_with(error, as_json)
@@ -120,6 +157,7 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         as_json,
         vault,
         sources,
+        volume,
         ours.get("box"),
     )
 
@@ -136,12 +174,13 @@ def _refused_value(flag: str, value: str) -> UsageError | None:
     return None
 
 
-def _sources(given: str | Sequence[str], environment: str) -> tuple[str, ...]:
-    """The sources of the inventory: of the command line as they are, of the environment parted by commas.
+def _sources(given: str | Sequence[str], environment: str, root: Path = PROJECT) -> tuple[str, ...]:
+    """The sources of the inventory: a tuple of the command line as it is, of the environment parted by commas.
 
-    A source with a comma is a list of names (``gpu1,``), as in Ansible.
+    Others are of a configuration file, and begin at its directory ``root``. A source with a comma is a list of names
+    (``gpu1,``), as in Ansible.
     """
-    if not isinstance(given, str):
+    if isinstance(given, tuple):
         for each in given:
             parts = [part.strip() for part in each.split(",") if part.strip()]
             if not parts:
@@ -152,7 +191,8 @@ def _sources(given: str | Sequence[str], environment: str) -> tuple[str, ...]:
     if environment.strip(", "):
         whole = at_home(environment).exists()
         return (environment,) if whole else tuple(each.strip() for each in environment.split(",") if each.strip())
-    return (str(PROJECT / given) if given == "inventory" else given,)
+    configured = [given] if isinstance(given, str) else list(given)
+    return tuple(each if each.startswith("~") or "," in each else str(root / each) for each in configured)
 
 
 def named_hosts(host: Sequence[str], limit: Sequence[str]) -> list[str]:
@@ -210,8 +250,7 @@ def choose(
         raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
     inventory = settings.load()
     hosts = inventory.resolve(inventory.select(patterns))
-    for lint in dict.fromkeys(lint for host in hosts for lint in host.warnings):
-        complain(f"warning: {lint}")
+    settings.warn(dict.fromkeys(lint for host in hosts for lint in host.warnings))
     named = [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
     chosen = [(host, servers) for host, servers in named if servers]
     if not chosen:
@@ -270,7 +309,7 @@ def act(
     one of them cannot be had.
     """
     fold = Fold()
-    reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
+    reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr, settings.volume)
     chosen: list[tuple[Host, list[Server]]] = []
 
     def listen(event: Event) -> None:
@@ -283,7 +322,7 @@ def act(
         with _signals(last=True), contextlib.ExitStack() as stack:
             if afterwards is not None:
                 stack.callback(afterwards.close)
-            chosen = choose(settings, patterns, server, _refuse if sends_secrets else None)
+            chosen = choose(settings, patterns, server, functools.partial(_refuse, settings) if sends_secrets else None)
             for host, servers in chosen:
                 _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
     except Interrupted as interrupted:
@@ -297,18 +336,17 @@ def act(
     raise Leave(code=report.exit_code)
 
 
-def _refuse(chosen: Chosen) -> None:
+def _refuse(settings: Settings, chosen: Chosen) -> None:
     """Raises InventoryError for what must not be deployed, or cannot be."""
-    _lint(chosen)
+    _lint(settings, chosen)
     require_secrets(server for _, servers in chosen for server in servers)
 
 
-def _lint(chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
+def _lint(settings: Settings, chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
     """Print what looks wrong with the servers. Raises InventoryError where something is."""
     from lamplighter.lint.chosen import refuse
 
-    for lint in refuse(chosen, PROJECT):
-        complain(f"warning: {lint}")
+    settings.warn(refuse(chosen, settings.project))
 
 
 def _act_on_host(
@@ -322,7 +360,7 @@ def _act_on_host(
     listen: Callable[[Event], None],
 ) -> None:
     try:
-        with open_session(host, PROJECT) as session:
+        with open_session(host, settings.project) as session:
             for server in servers:
                 try:
                     deed(session, server, listen)
@@ -485,9 +523,11 @@ def read(
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
-        for host, servers in choose(settings, patterns, server, _lint if word in LINTED else None):
+        for host, servers in choose(
+            settings, patterns, server, functools.partial(_lint, settings) if word in LINTED else None
+        ):
             try:
-                with begin_session(host, PROJECT) as session:
+                with begin_session(host, settings.project) as session:
                     answers[host.name] = question(session, servers)
             except LamplighterError as error:
                 errors[host.name] = traced(settings, error)
@@ -534,7 +574,7 @@ def print_logs(
             names = ", ".join(f"{host.name}/{one.name}" for host, one in targets)
             raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
         host, one = targets[0]
-        with open_session(host, PROJECT) as session:
+        with open_session(host, settings.project) as session:
             _print_log(lambda write: session.logs(one, write, count, follow, run))
 
 
@@ -560,7 +600,7 @@ def say(text: str) -> bool:
 
 def say_json(value: Mapping[str, Any]) -> bool:
     """Print one JSON object as a line to stdout; False when its reader is gone."""
-    return put(json.dumps(value) + "\n")
+    return put(spoken(json.dumps(value)) + "\n")
 
 
 def put(text: str) -> bool:
@@ -587,7 +627,7 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
         inventory = settings.load()
-        shown = {host.name: _linted(host) for host in inventory.resolve(inventory.select(patterns))}
+        shown = {host.name: _linted(host, settings.project) for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in shown.values():
                 say_json(host)
@@ -595,12 +635,16 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
             say(config_text(shown))
 
 
-def _linted(host: Host) -> dict[str, Any]:
+def _linted(host: Host, project: Path | Project) -> dict[str, Any]:
     """What the inventory says of a host, with all that `lint` has to say of its servers."""
     from lamplighter.lint import lint_servers
 
     shown = host.to_json()
-    found = lint_servers(host, host.servers.values(), PROJECT / "roles")
+    if isinstance(project, Project):
+        used = dict.fromkeys(server.engine for server in host.servers.values())
+        own = {name: project.own_engine(name) for name in used}
+        shown["engines"] = {name: dataclasses.asdict(found) for name, found in own.items() if found is not None}
+    found = lint_servers(host, host.servers.values(), project / "roles")
     return {**shown, "lint": [*shown["lint"], *(each.to_json() for each in found)]}
 
 

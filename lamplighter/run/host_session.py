@@ -17,6 +17,7 @@ from lamplighter.inventory.schema import TREATMENT
 from lamplighter.lint import lint_of_node
 from lamplighter.node import events
 from lamplighter.node.events import Event
+from lamplighter.project import Project
 from lamplighter.release.changes import compare
 from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import Release, build_release, server_plan
@@ -37,7 +38,7 @@ RECONNECT_PAUSES = (1.0, 3.0, 6.0)
 class HostSession:
     """An open connection to one host of the inventory; every verb is one exec on it."""
 
-    def __init__(self, host: Host, node: Node, project: Path) -> None:
+    def __init__(self, host: Host, node: Node, project: Path | Project) -> None:
         self.host = host
         self.node = node
         self.project = project
@@ -363,7 +364,7 @@ class HostSession:
 
 
 @contextlib.contextmanager
-def open_session(host: Host, project: Path) -> Iterator[HostSession]:
+def open_session(host: Host, project: Path | Project) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
     from lamplighter.ssh.connection import Node
 
@@ -372,7 +373,7 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
 
 
 @contextlib.contextmanager
-def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
+def begin_session(host: Host, project: Path | Project) -> Iterator[HostSession]:
     """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
     from lamplighter.ssh.connection import Node
 

@@ -26,6 +26,7 @@ from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
+from lamplighter.project import Project, Roles
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
@@ -389,7 +390,7 @@ def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -
 # -------------------------------------------------------------------------------------------------- what it is about
 
 
-def check_names(server: Server, project: Path, inventory: Path) -> list[str]:
+def check_names(server: Server, project: Path | Project, inventory: Path) -> list[str]:
     """The names of the checks that follow a deploy of ``server``, but for those that the inventory turns off."""
     names: dict[str, None] = {}
     for directory in _directories(server, project, inventory):
@@ -403,13 +404,16 @@ def check_names(server: Server, project: Path, inventory: Path) -> list[str]:
     return [name for name in names if server.checks.get(name) != "off"]
 
 
-def _directories(server: Server, project: Path, inventory: Path) -> list[Path]:
+def _directories(server: Server, project: Path | Project, inventory: Path) -> list[Path]:
     beside = inventory if inventory.is_dir() else inventory.parent
-    wanted = (project / "roles" / "node" / "checks", project / "roles" / server.engine / "checks", beside / "checks")
-    return [directory for directory in wanted if directory.is_dir()]
+    places: list[Roles | Path] = [project / "roles"]
+    if isinstance(project, Project):  # a role of theirs that is no engine adds its checks to those of ours
+        places.append(project.own)
+    wanted = [place / role / "checks" for place in places for role in ("node", server.engine)]
+    return [directory for directory in dict.fromkeys((*wanted, beside / "checks")) if directory.is_dir()]
 
 
-def _thresholds(server: Server, project: Path) -> set[str]:
+def _thresholds(server: Server, project: Path | Project) -> set[str]:
     """Return the names of the thresholds that the roles set."""
     found: dict[str, Any] = {}
     for role in ("node", server.engine):

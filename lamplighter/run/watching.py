@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from invoke.exceptions import Exit as Leave
@@ -13,7 +14,7 @@ from invoke.exceptions import Exit as Leave
 from lamplighter.errors import LamplighterError
 from lamplighter.inventory import Host, Server
 from lamplighter.node.events import Exit
-from lamplighter.project import PROJECT
+from lamplighter.project import Project
 from lamplighter.report import status_text
 from lamplighter.run import command
 from lamplighter.run.host_session import HostSession
@@ -37,7 +38,8 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
     """
     with command.guarded(settings), contextlib.ExitStack() as open_nodes:
         seconds = max(0.1, command.seconds_in(pause))
-        watched = [_Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)]
+        chosen = command.choose(settings, patterns, server)
+        watched = [_Watched(host, servers, settings.project, open_nodes) for host, servers in chosen]
         try:
             while True:
                 answers: dict[str, Mapping[str, Any]] = {}
@@ -58,8 +60,11 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
 class _Watched:
     """One host, and the connection that it keeps."""
 
-    def __init__(self, host: Host, servers: list[Server], open_nodes: contextlib.ExitStack) -> None:
+    def __init__(
+        self, host: Host, servers: list[Server], project: Path | Project, open_nodes: contextlib.ExitStack
+    ) -> None:
         self.host = host
+        self._project = project
         self._servers = servers
         self._node = Node(host.name, host.connection)
         open_nodes.callback(self._node.close)
@@ -69,7 +74,7 @@ class _Watched:
             self._node.close()
             self._node.open()
         try:
-            return HostSession(self.host, self._node, PROJECT).standings(self._servers)
+            return HostSession(self.host, self._node, self._project).standings(self._servers)
         except LamplighterError:
             self._node.close()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from invoke.context import Context
 
-from lamplighter.project import PROJECT
 from lamplighter.tasks.options import HELP, READING, on_hosts
 
 
@@ -55,7 +54,7 @@ def plan(c: Context, host: list[str], server: str | None = None, json: bool = Fa
         server,
         "plan",
         lambda session, servers: {
-            one.name: {**session.plan(one), "checks": checks.check_names(one, PROJECT, settings.inventory)}
+            one.name: {**session.plan(one), "checks": checks.check_names(one, settings.project, settings.inventory)}
             for one in servers
         },
         plan_text,

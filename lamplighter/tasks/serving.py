@@ -5,6 +5,7 @@ from __future__ import annotations
 from invoke.context import Context
 
 from lamplighter.tasks.options import HELP, READING, on_hosts
+from lamplighter.tasks.reading import plan
 
 
 @on_hosts(
@@ -12,6 +13,7 @@ from lamplighter.tasks.options import HELP, READING, on_hosts
         **HELP,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
         "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
+        "dry-run": "only show what it would change, as `plan` does; exit 12 where changes are pending",
     },
 )
 def deploy(
@@ -22,10 +24,13 @@ def deploy(
     max_age: str | None = None,
     json: bool = False,
     wait: str = "0",
+    dry_run: bool = False,
 ) -> None:
     """Replace the LLM server of each host by the one in the inventory, or put the old one back and say why."""
     from lamplighter.run import command, verify, watching
 
+    if dry_run:
+        plan.body(c, host=host, server=server, json=json)
     settings = command.settings_from(c, as_json=json, host=host, server=server, max_age=max_age, wait=wait)
     with command.guarded(settings):
         unless = watching.conditions(if_changed, max_age)
@@ -40,7 +45,10 @@ def deploy(
     )
 
 
-@on_hosts(flags={**HELP, "to": "release digest (default: the last other good one)"})
+@on_hosts(
+    flags={**HELP, "to": "release digest (default: the last other good one)"},
+    dry="`./inv releases` shows what it takes",
+)
 def rollback(
     c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
@@ -51,7 +59,7 @@ def rollback(
     command.run(settings, host, server, "rollback", wait, to=to)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=HELP, dry="`./inv check` shows who would be stopped")
 def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
@@ -62,6 +70,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
 
 @on_hosts(
     flags={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+    dry="`./inv status` shows what runs",
 )
 def undeploy(
     c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: str = "0"
@@ -73,7 +82,7 @@ def undeploy(
     command.run(settings, host, server, "undeploy", wait, stop=stop)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=HELP, dry="`./inv releases` shows which one is current")
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
@@ -82,7 +91,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.run(settings, host, server, "start", wait)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=HELP, dry="`./inv check` shows who would be stopped")
 def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command
@@ -100,7 +109,9 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
 
 
-@on_hosts(flags={**READING, "run": "id of the run (default: the one at work)"})
+@on_hosts(
+    flags={**READING, "run": "id of the run (default: the one at work)"}, dry="`./inv status` shows the run at work"
+)
 def cancel(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """End the run at work, from whatever machine: before `stop` nothing is touched, afterwards it rolls back."""
     from lamplighter.run import command

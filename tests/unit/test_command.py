@@ -69,7 +69,7 @@ class Hosts:
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     made = Hosts()
     monkeypatch.setattr(command, "choose", made.choose)
-    monkeypatch.setattr(command, "_lint", lambda chosen: None)  # these servers have nothing but a name
+    monkeypatch.setattr(command, "_lint", lambda settings, chosen: None)  # these servers have nothing but a name
     monkeypatch.setattr(command, "open_session", made.open)
     monkeypatch.setattr(command, "begin_session", made.open)
     with signals_as_before():
