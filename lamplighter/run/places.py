@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import Host, Server
+from lamplighter.project import Roles
 
 #: The fields of an event or finding that are words for people.
 _WORDS = ("message", "evidence", "hint")
@@ -25,7 +25,7 @@ _UNKNOWN = re.compile(r"(?i)unrecogni[sz]ed|unknown|no such option|unexpected")
 MOST = 3
 
 
-def with_places(told: Mapping[str, Any], host: Host, server: Server, roles: Path) -> dict[str, Any]:
+def with_places(told: Mapping[str, Any], host: Host, server: Server, roles: Roles) -> dict[str, Any]:
     """Return an event or a finding whose hint ends on where the inventory says what it names.
 
     Where a flag is refused that nobody knows, and the ``roles`` know one of nearly the same name, the hint has that.
@@ -53,7 +53,7 @@ def _places(words: str, host: Host, server: Server) -> Iterator[tuple[str, str]]
             yield path, str(origin)
 
 
-def _meant(words: str, server: Server, roles: Path) -> str:
+def _meant(words: str, server: Server, roles: Roles) -> str:
     """Return a question for the flag that was meant, where the roles know one that is nearly the same."""
     from lamplighter.lint import load_knowledge
     from lamplighter.release.engine import load_engine
