@@ -593,6 +593,14 @@ def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
             put(shown.finish())
 
 
+def columns() -> int:
+    """How wide the terminal on stdout is; 0 where it is none, so that nothing has to fit."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
 def say(text: str) -> bool:
     """Print text for people to stdout, nothing in it orders a terminal; False when its reader is gone."""
     return put(printable(text) + "\n")
