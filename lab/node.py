@@ -63,6 +63,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
 class LabFailed(LamplighterError):
     """The node in a box did not come up or go down."""
 
+    advice = "`./inv lab.down` ends all that runs on it, then try again"
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -6,6 +6,7 @@ on the node arrives as events instead; these are the errors that arise before or
 
 from __future__ import annotations
 
+from lamplighter.exits import meaning_of
 from lamplighter.node.events import Exit
 
 #: What serves after an error that came before the node was asked to do anything.
@@ -16,6 +17,8 @@ class LamplighterError(Exception):
     """Root of all errors that a user may see; ``str()`` composes the whole message, ready to print."""
 
     exit_code: Exit = Exit.INTERNAL
+    advice = ""
+    """What to do next, of an error of this kind that does not know better."""
 
     def __init__(
         self, what: str, *, why: str = "", origin: object = None, serving: str = "", next_step: str = ""
@@ -34,8 +37,8 @@ class LamplighterError(Exception):
             lines.append(f"  why: {self.why}")
         if self.serving:
             lines.append(f"  serving: {self.serving}")
-        if self.next_step:
-            lines.append(f"  next: {self.next_step}")
+        if advice := self.next_step or self.advice:
+            lines.append(f"  next: {advice}")
         return "\n".join(lines)
 
 
@@ -43,18 +46,21 @@ class UsageError(LamplighterError):
     """The command line asks for something that is not there; nothing was opened."""
 
     exit_code = Exit.USAGE
+    advice = "correct that, and run the command again"
 
 
 class InventoryError(LamplighterError):
     """The inventory, a role or a template is wrong; ``origin`` is ``file:line``; nothing was opened."""
 
     exit_code = Exit.USAGE
+    advice = meaning_of(Exit.USAGE).next_step
 
 
 class Unreachable(LamplighterError):
     """No usable SSH connection: refused, timed out, unknown or changed host key; nothing was touched."""
 
     exit_code = Exit.UNREACHABLE
+    advice = meaning_of(Exit.UNREACHABLE).next_step
 
 
 class SessionRefused(Unreachable):
@@ -69,12 +75,14 @@ class NodeRefused(LamplighterError):
     """The node cannot run our side: no Python >= 3.9, a root directory that is not ours; nothing was touched."""
 
     exit_code = Exit.REFUSED
+    advice = meaning_of(Exit.REFUSED).next_step.format(on="")
 
 
 class ContactLost(LamplighterError):
     """The wire went silent during a run; the node goes on by itself."""
 
     exit_code = Exit.DETACHED
+    advice = meaning_of(Exit.DETACHED).next_step.format(on="")
 
 
 class SilenceTimeout(ContactLost):
