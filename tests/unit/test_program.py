@@ -144,6 +144,8 @@ def test_a_role_of_ones_own_is_found_first_and_told(own: Path, capsys: pytest.Ca
     inventory = own.parent / "inventory"
     project = project_beside(inventory)
     assert isinstance(project, Project)
+    assert project == project_beside(inventory / "hosts.yml")
+    assert project_beside(own.parent / "gpu1,gpu2") == PROJECT
     roles = project / "roles"
     assert isinstance(roles, LayeredRoles)
     assert engine_names(roles) == engine_names(PROJECT / "roles")
