@@ -37,9 +37,15 @@ class LamplighterError(Exception):
             lines.append(f"  why: {self.why}")
         if self.serving:
             lines.append(f"  serving: {self.serving}")
-        if advice := self.next_step or self.advice:
-            lines.append(f"  next: {advice}")
+        if self.next_step:
+            lines.append(f"  next: {self.next_step}")
         return "\n".join(lines)
+
+    @property
+    def whole(self) -> str:
+        """The message for who reads nothing else: with what to do next, even where the error itself does not say it."""
+        text = str(self)
+        return text if self.next_step or not self.advice or "\n  next: " in text else f"{text}\n  next: {self.advice}"
 
 
 class UsageError(LamplighterError):

@@ -549,7 +549,7 @@ def read(
         elif answers:
             say(text(answers))
         for told in errors.values():
-            complain(told)
+            complain(told.whole)
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
@@ -693,7 +693,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
         fold = Fold()
         fold.add_error(None, None, error)
         say_json({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()})
-    complain(error)
+    complain(error.whole)
     raise Leave(code=error.exit_code)
 
 
