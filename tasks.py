@@ -61,7 +61,7 @@ def style(c: Context) -> None:
     """Check style: ruff over the Python, shellcheck over the shell scripts."""
     _tool("ruff", "check", ".")
     _tool("ruff", "format", "--check", ".")
-    _command("shellcheck", "inv", ".ci/run")
+    _command("shellcheck", "inv", ".ci/run", "templates/repository/ci/check.sh")
 
 
 @task(auto_shortflags=False)

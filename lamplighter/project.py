@@ -76,14 +76,15 @@ class Project:
 
 
 def project_beside(inventory: Path) -> Path | Project:
-    """The project with the roles that lie beside an inventory's directory, or in it: ``roles/ROLE/``.
+    """The project with the roles that lie beside an inventory, a directory or a file, or beside that file's directory.
 
     A directory of Ansible's roles may have that name; what is none of ours has no ``engine.yml`` and no ``checks``.
     """
     if not inventory.exists():  # a list of names
         return PROJECT
-    directory = inventory if inventory.is_dir() else inventory.parent
-    for own in (directory / "roles", directory.resolve().parent / "roles"):
+    directory = inventory.resolve()  # that of another directory's link lies there
+    places = [directory.parent] if directory.is_dir() else [directory.parent, directory.parent.parent]
+    for own in (place / "roles" for place in places):
         if own.is_dir() and own.resolve() != (PROJECT / "roles").resolve():
             return Project(own)
     return PROJECT

@@ -136,6 +136,21 @@ def _load(sources: Sequence[Source], roles: Roles, vault: Vault) -> Inventory:
     return Inventory(tree, files, roles, defaults, sources[0].path, vault)
 
 
+def defaults_file(engine: str, roles: Roles) -> Path | None:
+    """Where the defaults of ``engine`` stand: in its own role, else in that of the nearest engine that it extends."""
+    seen: list[str] = []
+    while engine not in seen:
+        seen.append(engine)
+        if (file := roles / engine / "defaults.yml").is_file():
+            return file
+        path = roles / engine / "engine.yml"
+        parent = (read_mapping(path, Problems()).entries or {}).get("extends") if path.is_file() else None
+        if parent is None or not isinstance(parent.data, str):
+            return None
+        engine = parent.data
+    return None
+
+
 class Inventory:
     """The hosts and groups of one inventory; ``host`` gives one with everything that is said about it."""
 
@@ -150,7 +165,7 @@ class Inventory:
     ) -> None:
         self._tree = tree
         self._files = files
-        self._defaults = defaults
+        self._defaults = dict(defaults)
         self._engines = sorted(file.parent.name for file in roles.glob("*/engine.yml"))
         self._roles = roles
         self.hosts: tuple[str, ...] = tuple(tree.hosts)
@@ -257,8 +272,15 @@ class Inventory:
         engine = (server.entries or {}).get("engine")
         of_engine = EMPTY
         if engine is not None and isinstance(engine.data, str) and engine.data != "node":
-            of_engine = self._defaults.get(engine.data, EMPTY)
+            of_engine = self._defaults_of(engine.data)
         return merge(common, of_engine)
+
+    def _defaults_of(self, engine: str) -> Value:
+        if engine not in self._defaults and engine in self._engines:
+            file, problems = defaults_file(engine, self._roles), Problems()
+            self._defaults[engine] = EMPTY if file is None else canonical(read_mapping(file, problems), problems)
+            problems.raise_if_any()
+        return self._defaults.get(engine, EMPTY)
 
     def _check_thresholds(self, merged: Value, problems: Problems) -> None:
         servers = (merged.entries or {}).get("servers", EMPTY)

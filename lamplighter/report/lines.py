@@ -157,7 +157,8 @@ class _Told:
         if self._tells_all:
             percent = "" if progress.percent is None else f" {progress.percent:.0f} %"
             phase = f"phase {progress.phase}{percent}" if progress.phase else ""
-            return [f"{stage}: {', '.join(word for word in (phase, message) if word)}"]
+            said = (phase, message if message != progress.phase else "", clean(event.get("line"), 160))
+            return [f"{stage}: {', '.join(word for word in said if word)}"]
         if progress.phase and progress.phase != self._phase:
             self._phase, self._tenth = progress.phase, int((progress.percent or 0) // 10)
             percent = "" if progress.percent is None else f" {progress.percent:.0f} %"

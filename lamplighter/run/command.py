@@ -33,6 +33,7 @@ from lamplighter.errors import (
     UsageError,
 )
 from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
+from lamplighter.inventory.values import did_you_mean
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
@@ -50,6 +51,10 @@ from lamplighter.run.host_session import (
 )
 
 NAME = "lamplighter"
+VOLUMES = ("verbose", "quiet")
+#: What Invoke's configuration may say of us under `lamplighter`.
+SETTINGS = {"root", "inventory", "debug", "vault_password_file", "vault_id", "box", *VOLUMES}
+CONFIGURED = "Invoke's configuration says so: invoke.yml, ~/.invoke.yml, /etc/invoke.yml, INVOKE_LAMPLIGHTER_..."
 #: What `init` writes is also what there is where nobody wrote one.
 DEMO = PROJECT / "templates" / "repository" / "inventory"
 
@@ -141,6 +146,8 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         _exit_with(refusal, as_json)
     ours = context.config.lamplighter
     try:
+        for name in set(ours) - SETTINGS:
+            raise UsageError(f"no setting lamplighter.{name}{did_you_mean(name, SETTINGS)}", why=CONFIGURED)
         root = Path(ours.get("root") or Path.cwd())
         sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""), root)
         volume = bool(ours.get("verbose")) - bool(ours.get("quiet"))
@@ -191,7 +198,9 @@ def _sources(given: str | Sequence[str], environment: str, root: Path = PROJECT)
     if environment.strip(", "):
         whole = at_home(environment).exists()
         return (environment,) if whole else tuple(each.strip() for each in environment.split(",") if each.strip())
-    configured = [given] if isinstance(given, str) else list(given)
+    configured = [given] if isinstance(given, str) else given
+    if not isinstance(configured, list) or not all(isinstance(each, str) for each in configured):
+        raise UsageError(f"lamplighter.inventory is {given!r}, and no path nor a list of paths", why=CONFIGURED)
     return tuple(each if each.startswith("~") or "," in each else str(root / each) for each in configured)
 
 
@@ -540,7 +549,7 @@ def read(
         elif answers:
             say(text(answers))
         for told in errors.values():
-            complain(told)
+            complain(told.whole)
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
@@ -591,6 +600,14 @@ def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
     finally:
         if shown is not None:
             put(shown.finish())
+
+
+def columns() -> int:
+    """How wide the terminal on stdout is; 0 where it is none, so that nothing has to fit."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def say(text: str) -> bool:
@@ -676,7 +693,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
         fold = Fold()
         fold.add_error(None, None, error)
         say_json({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()})
-    complain(error)
+    complain(error.whole)
     raise Leave(code=error.exit_code)
 
 

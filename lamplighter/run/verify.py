@@ -20,6 +20,7 @@ from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
+from lamplighter.inventory.inventory import defaults_file
 from lamplighter.inventory.schema import LEVELS
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Problems, plain
@@ -417,8 +418,8 @@ def _thresholds(server: Server, project: Path | Project) -> set[str]:
     """Return the names of the thresholds that the roles set."""
     found: dict[str, Any] = {}
     for role in ("node", server.engine):
-        path = project / "roles" / role / "defaults.yml"
-        said: Any = plain(read_mapping(path, Problems())) if path.exists() else {}
+        path = defaults_file(role, project / "roles")
+        said: Any = {} if path is None else plain(read_mapping(path, Problems()))
         found |= (said.get("server") or said).get("checks") or {}
     return {name for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False}
 

@@ -90,5 +90,5 @@ def _show(
         return command.say_json({"status": {"t": round(time.time(), 3), "hosts": hosts}})
     clear = "\x1b[H\x1b[2J" if sys.stdout is not None and sys.stdout.isatty() else ""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    table = [status_text(answers)] if answers else []
+    table = [status_text(answers, command.columns())] if answers else []
     return command.put(clear) and command.say("\n".join([now, *table, *map(str, errors.values()), ""]))

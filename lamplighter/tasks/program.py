@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from invoke.collection import Collection
-from invoke.exceptions import Exit, ParseError
+from invoke.config import AmbiguousMergeError
+from invoke.exceptions import Exit, ParseError, UncastableEnvVar, UnknownFileType
 from invoke.parser.argument import Argument
 from invoke.program import Program
 from invoke.tasks import Task
+from invoke.vendor.yaml import YAMLError
 
 from lamplighter import __version__
 from lamplighter.tasks import collection
@@ -48,6 +50,8 @@ EXAMPLES = {
     "undeploy": "undeploy --host gpu1 --stop",
     "attach": "attach --host gpu1",
     "cancel": "cancel --host gpu1",
+    "hold": "hold --host gpu1 -m 'until Friday'",
+    "history": "history --host all",
     "status": "status --host all",
     "plan": "plan --host gpu1",
     "check": "check --host gpu1 --diff",
@@ -198,6 +202,9 @@ class Lamplighter(Program):
             self.execute()
         except ParseError as error:
             refuse(str(error), self.hint(error))
+        except (YAMLError, AmbiguousMergeError, UncastableEnvVar, UnknownFileType) as error:
+            said = " ".join(str(error).split())
+            refuse(f"Invoke's configuration cannot be read: {said}", "correct invoke.yml, or the variable INVOKE_...")
         except Exit as left:
             if left.message:
                 print(left.message, file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from invoke.context import Context
 
 from lamplighter.tasks.options import HELP, READING, on_hosts
@@ -19,7 +21,7 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
         server,
         "releases",
         lambda session, servers: session.releases([one.name for one in servers]),
-        releases_text,
+        functools.partial(releases_text, width=command.columns()),
     )
 
 
@@ -57,7 +59,7 @@ def plan(c: Context, host: list[str], server: str | None = None, json: bool = Fa
             one.name: {**session.plan(one), "checks": checks.check_names(one, settings.project, settings.inventory)}
             for one in servers
         },
-        plan_text,
+        functools.partial(plan_text, width=command.columns()),
         command.judge_plan,
     )
 
@@ -69,13 +71,14 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server)
+    texts = (check_text, plan_text) if diff else (check_text,)
     command.read(
         settings,
         host,
         server,
         "check",
         lambda session, servers: {one.name: session.plan(one) if diff else session.check(one) for one in servers},
-        (lambda found: f"{check_text(found)}\n\n{plan_text(found)}") if diff else check_text,
+        lambda found: "\n\n".join(text(found, command.columns()) for text in texts),
         command.judge_plan if diff else command.judge_findings,
     )
 
@@ -99,7 +102,7 @@ def status(
         server,
         "status",
         lambda session, servers: session.standings(servers),
-        status_text,
+        functools.partial(status_text, width=command.columns()),
     )
 
 
@@ -134,7 +137,7 @@ def verify(
         server,
         "verify",
         lambda session, servers: checks.verify_all(session, servers, settings.inventory, only or k or "", results),
-        verify_text,
+        functools.partial(verify_text, width=command.columns()),
         checks.judge_checks,
     )
 

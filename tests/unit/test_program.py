@@ -91,6 +91,24 @@ def test_quiet_leaves_out_what_is_not_asked_for_and_verbose_says_where_things_ar
     assert "-q, --quiet" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [1", "Invoke's configuration cannot be read: while parsing"),
+        ("lamplighter: 5", "Invoke's configuration cannot be read: Can't cleanly merge"),
+        ("lamplighter: {inventory: 7}", "lamplighter.inventory is 7"),
+        ("lamplighter: {inventroy: x}", "no setting lamplighter.inventroy (did you mean inventory?)"),
+        ("lamplighter: {inventory: [nowhere]}", "nowhere: there is no inventory here"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_told(say: Say, tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "invoke.yml").write_text(text)
+    code, said = say("config", "--host", "demo")
+    assert code == 2
+    assert told in said
+    assert "Traceback" not in said
+
+
 def test_a_repository_of_ones_own_is_right_from_the_start_and_never_overwrites(say: Say, tmp_path: Path) -> None:
     code, said = say("init", "my servers")
     assert code == 0
@@ -126,6 +144,8 @@ def test_a_role_of_ones_own_is_found_first_and_told(own: Path, capsys: pytest.Ca
     inventory = own.parent / "inventory"
     project = project_beside(inventory)
     assert isinstance(project, Project)
+    assert project == project_beside(inventory / "hosts.yml")
+    assert project_beside(own.parent / "gpu1,gpu2") == PROJECT
     roles = project / "roles"
     assert isinstance(roles, LayeredRoles)
     assert engine_names(roles) == engine_names(PROJECT / "roles")
@@ -137,6 +157,12 @@ def test_a_role_of_ones_own_is_found_first_and_told(own: Path, capsys: pytest.Ca
         "  - {id: our_license, patterns: ['LicenseServerError: .*'], hint: ask the platform team}\n"
     )
     assert "ours" in engine_names(roles)
+    demo = inventory / "host_vars" / "demo.yml"
+    theirs = load_inventory(inventory, roles).host("demo").servers["demo"]
+    demo.write_text(demo.read_text().replace("engine: demo", "engine: ours"))
+    ours = load_inventory(inventory, roles).host("demo").servers["demo"]
+    assert ours == theirs.model_copy(update={"engine": "ours"})  # with all its defaults
+    demo.write_text(demo.read_text().replace("engine: ours", "engine: demo"))
     compiled = load_engine("ours", roles).compiled
     assert compiled["failures"][0]["id"] == "our_license"
     # one with a built-in one's name replaces it whole; checks without an engine are added

@@ -256,7 +256,7 @@ def test_live_view_in_an_ascii_terminal_is_ascii() -> None:
     lines = drawn(live, width=40, encoding="ascii")
     live.close(None)
     assert all(line.isascii() and len(line) <= 40 for line in lines)
-    assert "#######---" in lines[2]
+    assert lines[2] == "  ready  weights  ####------  42%  02:16"
 
 
 def test_after_the_live_view_failures_and_the_summary_stay() -> None:
@@ -293,6 +293,27 @@ def test_any_events_are_shown_without_an_exception(items: list[dict[str, Any]]) 
 
 
 # -- JSON lines and the choice of a reporter
+
+
+def test_quiet_tells_the_result_alone_and_verbose_all() -> None:
+    def told(volume: int, *, as_json: bool = False) -> tuple[list[str], list[str]]:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        reporter = reporter_for(as_json, stdout, stderr, volume)
+        for event in good_deploy():
+            reporter.event(event)
+        reporter.close(Report.fold(good_deploy()))
+        return stdout.getvalue().splitlines(), stderr.getvalue().splitlines()
+
+    assert told(-1) == (["gpu1/kimi: release 77aa01bc22ef is deployed and serving after 5m 43s."], [])
+    (report,), nothing = told(-1, as_json=True)
+    assert (json.loads(report)["report"]["exit_code"], nothing) == (0, [])
+    verbose, usual = told(1)[0], told(0)[0]
+    assert len(verbose) > len(usual)
+    assert any(line.endswith("lock: begins") for line in verbose)
+    stdout = io.StringIO()
+    bad = reporter_for(False, stdout, None, -1)
+    bad.close(Report.fold(rolled_back()))
+    assert "\n  why " in stdout.getvalue()  # what did not go well is told whole
 
 
 def test_json_lines_are_the_events_in_order_and_the_report_last() -> None:
