@@ -31,6 +31,7 @@ from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, 
 
 #: What a check may be; numbers and lists beside them are thresholds.
 LEVELS = ("blocker", "warning", "off")
+NAME_OF_SERVER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 #: Seconds that no setting reaches: some months.
 _LONGEST = 1e7
 
@@ -530,7 +531,7 @@ def check_server(name: str, value: Value, problems: Problems) -> Server | None:
     """The server of this name from its merged settings; None after a problem."""
     path = f"servers.{name}"
     before = len(problems)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,39}", name):
+    if not NAME_OF_SERVER.fullmatch(name):
         problems.add(
             value.origin, f"{path}: the name must be 1 to 40 of a-z 0-9 _ . - and begin with a letter or digit"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def test_a_server_outlives_a_kill_and_a_reboot_and_is_found_by_the_next_deploy(s
     assert str(now["pid"]) == site.show("MainPID")
     assert now["restarts"] >= 1
     assert f"systemd restarted {UNIT}" in now["message"]
+    assert now["since"] > first["since"] + 1  # of this process
 
     second = site.deploy().server("gpu1", "demo")
     assert second["downtime_seconds"] > 0
@@ -147,6 +149,10 @@ def test_a_unit_whose_record_is_removed_is_told_and_undeploy_leaves_it(site: Sit
     assert site.serves()
     site.deploy()
     assert site.status()["message"] == ""
+    assert site.run("undeploy", "--stop").code == Exit.OK
+    now = site.status()
+    assert now["state"] == "stopped"
+    assert re.fullmatch(r"run \S+ \(undeploy, \S+\) stopped it at .* UTC", now["message"]), now  # and no crash
 
 
 def test_a_bad_release_leaves_the_old_unit_exactly_as_it_was(site: Site) -> None:
