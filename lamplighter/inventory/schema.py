@@ -41,6 +41,7 @@ _INSTEAD = {
     "api_key": "put the key under `secrets`, or pass the engine's flag under `args`, from a vault or a lookup",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
+    "was": "`undeploy --stop --server` with the former name ends it, then the new one is deployed",
 }
 
 #: What looks like null and is none; a lower-case none is the value of many a flag.

@@ -45,6 +45,7 @@ from lamplighter.run.host_session import (
     HostSession,
     Named,
     NodeDefect,
+    NoSuchRun,
     Unlisted,
     begin_session,
     detached,
@@ -325,12 +326,15 @@ def act(
     afterwards: Afterwards | None = None,
     *,
     sends_secrets: bool = False,
+    seeks_run: bool = False,
 ) -> NoReturn:
     """Do ``deed`` to every chosen server and leave with the exit code of the report.
 
     ``afterwards`` is the verification. A deed that ``sends_secrets`` is refused before the first host is reached where
-    one of them cannot be had.
+    one of them cannot be had. One that ``seeks_run`` is for the server that has the run: others are told of only where
+    none has.
     """
+    absent: list[tuple[str, str, LamplighterError]] = []
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr, settings.volume)
     chosen: Reached = []
@@ -351,7 +355,11 @@ def act(
             else:
                 chosen = reach(settings, patterns, server)
             for host, servers in chosen:
-                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
+                one = _putting_aside(deed, absent) if seeks_run else deed
+                _act_on_host(settings, host, servers, one, afterwards, fold, reporter, listen)
+            if not fold.report().parts():
+                for host_name, server_name, error in absent:
+                    _tell(host_name, server_name, error, fold, reporter)
     except Interrupted as interrupted:
         _tell_untold(chosen, _as_error(interrupted), fold, reporter)
     except LamplighterError as error:
@@ -361,6 +369,18 @@ def act(
     report = fold.report()
     reporter.close(report)
     raise Leave(code=report.exit_code)
+
+
+def _putting_aside(deed: Deed, absent: list[tuple[str, str, LamplighterError]]) -> Deed:
+    """``deed``, but that a server without the run is put aside."""
+
+    def try_it(session: HostSession, server: Any, listen: Listen) -> None:
+        try:
+            deed(session, server, listen)
+        except NoSuchRun as error:
+            absent.append((session.host.name, server.name, error))
+
+    return try_it
 
 
 def _refuse(settings: Settings, chosen: Chosen) -> None:

@@ -146,7 +146,13 @@ def attach(c: Context, host: list[str], server: str | None = None, run: str | No
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
-    command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.attach(one, listen, run),
+        seeks_run=run is not None,
+    )
 
 
 @on_hosts(
@@ -157,4 +163,10 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
-    command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.cancel(one, listen, run),
+        seeks_run=run is not None,
+    )

@@ -39,7 +39,7 @@ def test_a_server_that_the_inventory_forgot_is_seen_read_and_ended(box: Box) -> 
     }
     warned = [event for event in box.deploy("--server", "demo").events if event["event"] == "warning"]
     told = [event["hint"] for event in warned if "no server other" in event["message"]]
-    assert told == ["`./inv undeploy --host box --server other --stop` ends it"]
+    assert told == ["`./inv undeploy --host box --server other --stop` ends it; so too if it has another name by now"]
 
     about = ("--server", "other")
     assert "Uvicorn running" in box.run("logs", *about).stdout
@@ -119,6 +119,9 @@ def test_logs_of_several_are_followed_through_a_cut_and_a_launch_until_ctrl_c(bo
     port = free_port()
     two_servers(box, port, "demo", "other")
     box.deploy()
+    one = answers_of(box.run("history", "--json"), "history")["other"]["runs"][0]["id"]
+    attached = box.run("attach", "--json", "--run", one)  # it is the server's that has it
+    assert (attached.code, set(attached.report["hosts"]["box"]["servers"])) == (Exit.OK, {"other"}), attached
     both = box.run("logs", "--lines", "3").stdout.splitlines()
     assert {line.partition("  ")[0] for line in both} == {"box/demo", "box/other"}
     with box.driver.started("logs", "-f", "--lines", "1", "--host", "box", stderr=subprocess.STDOUT) as process:

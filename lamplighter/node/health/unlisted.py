@@ -20,7 +20,8 @@ def findings(home: ServerHome, request: Mapping[str, Any]) -> Iterator[Finding]:
         if state:
             message = f"the inventory names no server {other.name}, and lamplighter keeps one here: {state}"
             command = events.invocation("undeploy", request["host"], other.name, "--stop")
-            yield Finding("unlisted_server", "warning", message, "", f"`{command}` ends it")
+            hint = f"`{command}` ends it; so too if it has another name by now"
+            yield Finding("unlisted_server", "warning", message, "", hint)
 
 
 def _state_of(home: ServerHome) -> str:
