@@ -14,7 +14,7 @@ from lamplighter.errors import LamplighterError, NodeRefused, UsageError
 from lamplighter.inventory import Host
 from lamplighter.node.events import Exit
 from lamplighter.project import Project
-from lamplighter.report.wording import LogText
+from lamplighter.report.wording import LogText, printable
 from lamplighter.run import command
 from lamplighter.run.host_session import Named, begin_session
 
@@ -56,7 +56,7 @@ def _print(
     targets: Sequence[Target], project: Path | Project, lines: int, follow: bool, run: str | None
 ) -> list[LamplighterError]:
     """Print them one after another, or all at once where they are followed; return what went wrong."""
-    screen, errors = _Screen(), list[LamplighterError]()
+    screen, errors = Screen(), list[LamplighterError]()
 
     def show(target: Target, name: str) -> None:
         host, one = target
@@ -93,16 +93,16 @@ class _ReaderGone(UsageError):
     exit_code = Exit.OK
 
 
-class _Screen:
+class Screen:
     """stdout, to which several logs may be written at once, each line whole."""
 
     def __init__(self) -> None:
         self.is_gone = False
         self._lock = threading.Lock()
 
-    def place(self, name: str) -> _Place:
+    def place(self, name: str) -> Place:
         """Where the log of ``name`` is written to; the only log has no name."""
-        return _Place(self, name)
+        return Place(self, name)
 
     def put(self, text: str) -> None:
         with self._lock:
@@ -112,30 +112,37 @@ class _Screen:
             raise _ReaderGone("the reader of the log is gone")
 
 
-class _Place:
-    """One log: made safe where a terminal shows it, as it is for a file or a program."""
+class Place:
+    """One log: made safe where a terminal shows it, as it is for a file or a program.
 
-    def __init__(self, screen: _Screen, name: str) -> None:
+    Of several, each line has its name before it, and no colours at a terminal: they would run into the next one's.
+    """
+
+    def __init__(self, screen: Screen, name: str) -> None:
         self._screen = screen
         self._prefix = f"{name}  " if name else ""
-        self._shown = LogText() if sys.stdout is not None and sys.stdout.isatty() else None
+        self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._shown = LogText() if self._is_terminal and not name else None
         self._rest = ""
 
     def write(self, piece: str) -> None:
-        text = self._shown.feed(piece) if self._shown is not None else piece
-        if self._prefix:
-            *whole, self._rest = (self._rest + text).split("\n")
-            text = "".join(f"{self._prefix}{line}\n" for line in whole)
-        self._screen.put(text)
+        if not self._prefix:
+            self._screen.put(self._shown.feed(piece) if self._shown is not None else piece)
+            return
+        *lines, self._rest = (self._rest + piece).split("\n")
+        self._screen.put("".join(map(self._line, lines)))
+
+    def _line(self, line: str) -> str:
+        return f"{self._prefix}{printable(line) if self._is_terminal else line}\n"
 
     def tell(self, note: str) -> None:
         """Say something of the log itself, on stderr: stdout is the log."""
         command.complain(f"{self._prefix}-- {note} --")
 
     def finish(self) -> None:
+        """Write what has not been ended by a line break, and give the terminal its colours back."""
         with contextlib.suppress(_ReaderGone):
-            rest = self._shown.finish() if self._shown is not None else ""
-            if self._prefix and (self._rest or rest):
-                self._screen.put(f"{self._prefix}{self._rest}{rest}\n")
-            else:
-                self._screen.put(rest)
+            if self._rest:
+                self._screen.put(self._line(self._rest))
+            elif self._shown is not None:
+                self._screen.put(self._shown.finish())
