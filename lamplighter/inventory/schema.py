@@ -41,7 +41,6 @@ _INSTEAD = {
     "api_key": "put the key under `secrets`, or pass the engine's flag under `args`, from a vault or a lookup",
     "name": "the name of a server is the key above its settings",
     "environment": "variables go under `env`",
-    "was": "`undeploy --stop --server` with the former name ends it, then the new one is deployed",
 }
 
 #: What looks like null and is none; a lower-case none is the value of many a flag.
@@ -92,6 +91,12 @@ def _user(value: object) -> str:
 def _lab(value: object) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", _text(value)):
         raise _Unfit("must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit")
+    return _text(value)
+
+
+def _server_name(value: object) -> str:
+    if not NAME_OF_SERVER.fullmatch(_text(value)):
+        raise _Unfit("must be the name of a server: 1 to 40 of a-z 0-9 _ . -, beginning with a letter or digit")
     return _text(value)
 
 
@@ -259,6 +264,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
 Line = Annotated[str, BeforeValidator(_line)]
 Address = Annotated[str, BeforeValidator(_address)]
+ServerName = Annotated[str, BeforeValidator(_server_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
 ArgValue = Annotated[
@@ -401,6 +407,7 @@ class Server(_Frozen):
     parser: Annotated[Literal["auto", "off"], TREATED] = "auto"
     prestart: Annotated[Literal["auto", "off"], TREATED] = "auto"
     prefetch: Annotated[Literal["auto", "off"], TREATED] = "auto"
+    was: Annotated[ServerName | None, ControlOnly("the request has it, for the first deploy alone")] = None
     checks: Annotated[Mapping[CheckName, CheckValue], ControlOnly("`verify` goes by them; the request has them")] = {}
     lint: Annotated[LintSettings, ControlOnly("`lint` goes by it; the request has it")] = LintSettings()
 

@@ -311,8 +311,12 @@ class HostSession:
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
             "lint": lint_of_node(server, self.project / "roles"),
-            "inventory": sorted(self.host.servers),
+            **self._names(server),
         }
+
+    def _names(self, server: Server) -> dict[str, Any]:
+        """Which servers the node may have, and the name that this one had there."""
+        return {"inventory": sorted(self.host.servers), "was": server.was}
 
     def plan(self, server: Server) -> dict[str, Any]:
         """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
@@ -368,7 +372,7 @@ class HostSession:
             },
             "checks": server.to_json()["checks"],
             "lint": lint_of_node(server, self.project / "roles"),
-            "inventory": sorted(self.host.servers),
+            **self._names(server),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }

@@ -133,7 +133,8 @@ class Place:
         self._screen.put("".join(map(self._line, lines)))
 
     def _line(self, line: str) -> str:
-        return f"{self._prefix}{printable(line) if self._is_terminal else line}\n"
+        shown = printable(line.rstrip("\r")) if self._is_terminal else line
+        return "".join(f"{self._prefix}{each}\n" for each in shown.split("\n"))
 
     def tell(self, note: str) -> None:
         """Say something of the log itself, on stderr: stdout is the log."""

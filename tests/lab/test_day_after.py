@@ -39,7 +39,8 @@ def test_a_server_that_the_inventory_forgot_is_seen_read_and_ended(box: Box) -> 
     }
     warned = [event for event in box.deploy("--server", "demo").events if event["event"] == "warning"]
     told = [event["hint"] for event in warned if "no server other" in event["message"]]
-    assert told == ["`./inv undeploy --host box --server other --stop` ends it; so too if it has another name by now"]
+    ends = "`./inv undeploy --host box --server other --stop` ends it"
+    assert told == [f"{ends}; where it has another name now, that says `was: other`"]
 
     about = ("--server", "other")
     assert "Uvicorn running" in box.run("logs", *about).stdout
@@ -60,6 +61,28 @@ def test_a_server_that_the_inventory_forgot_is_seen_read_and_ended(box: Box) -> 
         assert (typo.code, "knows a server othr" in typo.stdout + typo.stderr) == (Exit.USAGE, True), typo
     assert sorted(path.name for path in box.state.parent.iterdir()) == before
     assert box.run("deploy", *about).code == Exit.USAGE  # for that the inventory has to know it
+
+
+def test_a_server_with_another_name_takes_the_former_ones_place_and_has_it_as_its_way_back(box: Box) -> None:
+    two_servers(box, free_port(), "demo")
+    old = box.deploy().server("box", "demo")["serving"]
+    new = {**SERVER, "port": box.port, "gpus": [0], "was": "demo"}
+    box.configure(host={"servers": {"fresh": {**new, "args": {"tp": 1, "lab-fail": "die:weights"}}}})
+    checked = answers_of(box.run("check", "--json"), "check")["fresh"]
+    assert {each["id"]: each["level"] for each in checked["findings"]}["was"] == "ok"
+    assert old["pid"] in {each["pid"] for each in checked["would_stop"] if each["action"] == "stop"}
+
+    failed = box.deploy()
+    report = failed.server("box", "fresh")
+    assert (failed.code, report["outcome"], box.serves()) == (Exit.ROLLED_BACK, "rolled_back", True), failed
+    box.configure(host={"servers": {"fresh": new}})
+    done = box.deploy()
+    assert (done.code, box.serves()) == (Exit.OK, True), done
+    assert done.server("box", "fresh")["downtime_seconds"] > 0
+    found = answers_of(box.run("status", "--all", "--json"), "status")
+    assert (found["fresh"]["state"], found["demo"]["state"]) == ("serving", "stopped")
+    assert f"run {report['run']} (deploy, " in found["demo"]["message"]
+    assert not [event for event in done.events if "no server demo" in event.get("message", "")]
 
 
 def test_a_hold_keeps_everybody_away_until_it_is_over_or_ended(box: Box) -> None:

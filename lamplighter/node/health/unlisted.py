@@ -16,11 +16,12 @@ def findings(home: ServerHome, request: Mapping[str, Any]) -> Iterator[Finding]:
     if "inventory" not in request:
         return
     for other in all_servers(os.path.dirname(os.path.dirname(home.path))):
-        state = "" if other.name in request["inventory"] else _state_of(other)
+        is_known = other.name in request["inventory"] or other.name == request.get("was")
+        state = "" if is_known else _state_of(other)
         if state:
             message = f"the inventory names no server {other.name}, and lamplighter keeps one here: {state}"
             command = events.invocation("undeploy", request["host"], other.name, "--stop")
-            hint = f"`{command}` ends it; so too if it has another name by now"
+            hint = f"`{command}` ends it; where it has another name now, that says `was: {other.name}`"
             yield Finding("unlisted_server", "warning", message, "", hint)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Iterable
 from lamplighter.node import events
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import choice
-from lamplighter.node.health import drift, hold, preflight, snapshot, unlisted, wayback
+from lamplighter.node.health import drift, hold, preflight, renamed, snapshot, unlisted, wayback
 from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json, server_home
 from lamplighter.node.plan import Plan
@@ -21,8 +21,8 @@ from lamplighter.node.verbs import releases, status
 
 def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
-    plan = Plan.load(request)
-    home = server_home(root, plan.name)
+    home = server_home(root, request["server"]["name"])
+    plan = renamed.plan_of(request, home)
     resolved, host = choice.resolve_gpus(plan), request["host"]
     found = preflight.examine(plan, home, resolved, host, request=request)
     findings = [

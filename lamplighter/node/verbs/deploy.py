@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import drift, serving
+from lamplighter.node.health import drift, renamed, serving
 from lamplighter.node.health.serving import Serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import checks, environment, locks, prestart, ready, releases, repair, swap
+from lamplighter.node.stages import checks, environment, locks, prestart, ready, releases, renaming, repair, swap
 from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
 from lamplighter.node.system import lock
 from lamplighter.node.worker import Run, Skipped, StageFailure
@@ -101,7 +101,7 @@ class Replacement:
     def __init__(self, run: Run) -> None:
         self.run = run
         #: What answers on the port is asked as this says.
-        self.plan = Plan.load(run.request)
+        self.plan = renamed.plan_of(run.request, run.home)
         self.former = Former()
         #: What is to serve in the end; None until its release lies on the node.
         self.staged: Optional[Staged] = None
@@ -184,6 +184,7 @@ class Replacement:
         self.ready_seconds, self.answered_at = answer.seconds, answer.answered_at
         self._perform_while_it_serves("confirm", environment.confirm, started)
         self._perform_while_it_serves("commit", releases.commit, started, answer.answered_at)
+        renaming.let_go(self.run, self.plan)
 
     def _perform_while_it_serves(
         self, name: str, stage: Callable[Concatenate[Run, Handed], None], *handed: Handed.args, **options: Handed.kwargs
