@@ -103,8 +103,6 @@ class Plan:
     prestart: str = "auto"
     prefetch: str = "auto"
     argv_secrets: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    #: The name that this server had before; in no request's plan, see health/renamed.py.
-    former: Optional[str] = None
 
     @classmethod
     def load(cls, said: Mapping[str, Any]) -> Plan:

@@ -8,9 +8,10 @@ from typing import Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import events
 from lamplighter.node.gpu import gpus, holders
+from lamplighter.node.health import renamed
 from lamplighter.node.keeper import launcher, ownership, parents, restarters, systemd
 from lamplighter.node.keeper.launched import supervisor_in
-from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json, server_home
+from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
 from lamplighter.node.plan import Plan
 from lamplighter.node.system import processes
 
@@ -40,9 +41,11 @@ def find_claims(
         listed=plan.stale.kill,
         uid=os.geteuid(),
     )
-    if plan.former is not None or any(claim.kind == ownership.STALE for claim in found):
+    former = renamed.former_home(plan, home)
+    if former is not None or any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
-        found = [_judge_sibling(claim, siblings, host, plan.former) for claim in found]
+        was = former.name if former is not None else None
+        found = [_judge_sibling(claim, siblings, host, was) for claim in found]
     found = [claim for claim in found if claim.process.pid not in spared]
     return restarters.list_by_place(found, () if plan.stale.policy == "report" else plan.stale.kill)
 
@@ -83,7 +86,7 @@ def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Cla
     """Return the units, containers and parents, not ours, that may start again what would be stopped."""
     listed = () if plan.stale.policy == "report" else plan.stale.kill
     table, programs = processes.processes(), parents.Programs.of(plan.engine)
-    former = server_home(os.path.dirname(os.path.dirname(home.path)), plan.former) if plan.former is not None else None
+    former = renamed.former_home(plan, home)
     supervisors = _supervisors(former, table) if former is not None else frozenset[int]()
     return restarters.find(claims, table, systemd.units(home), listed, programs, supervisors)
 

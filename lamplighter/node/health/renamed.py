@@ -18,17 +18,24 @@ from lamplighter.node.plan import Plan
 from lamplighter.node.system.processes import Unit
 
 
+@dataclasses.dataclass(frozen=True)
+class Renamed(Plan):
+    """The plan of a server that was called ``former``, as long as that is of any effect."""
+
+    former: str = ""
+
+
 def plan_of(request: Mapping[str, Any], home: ServerHome) -> Plan:
-    """Return the plan of the request; its ``former`` is the former name as long as that is of any effect."""
+    """Return the plan of the request: a `Renamed` one until a release of the new name is ready."""
     plan, was = Plan.load(request), request.get("was")
     if not was or home.current_release() is not None or not launcher.read_record(server_home(_root_of(home), was)):
         return plan
-    return dataclasses.replace(plan, former=was)
+    return Renamed(**{each.name: getattr(plan, each.name) for each in dataclasses.fields(plan)}, former=was)
 
 
 def former_home(plan: Plan, home: ServerHome) -> Optional[ServerHome]:
     """Return the home of the server that this one was; None where it had no other name."""
-    return None if plan.former is None else server_home(_root_of(home), plan.former)
+    return server_home(_root_of(home), plan.former) if isinstance(plan, Renamed) else None
 
 
 def unit_of(plan: Plan, home: ServerHome) -> Optional[Unit]:
