@@ -48,7 +48,8 @@ def findings(plan: Plan, home: ServerHome, host: str) -> Iterator[Finding]:
     """Say what becomes of the former server, and refuse where it could not be taken over whole."""
     former = former_home(plan, home)
     record = launcher.read_record(former) if former is not None else None
-    if former is None or record is None:
+    now = launcher.present(record) if record is not None else launcher.Present(None)
+    if former is None or record is None or (now.main is None and not now.is_restarting):
         return
     release = former.release(record["release"]).read_plan()
     command = events.invocation("undeploy", host, former.name, "--stop")
