@@ -70,7 +70,7 @@ MEANINGS = {
         next_step="repair the cause and deploy again; the old release serves until then",
     ),
     Exit.LOCKED: Meaning(
-        "another run holds the lock",
+        "another run holds the lock, or somebody has put the server on hold",
         "again later",
         outcome="refused",
         next_step="run the same command again later",

@@ -311,6 +311,13 @@ class Inventory:
                 taken = _entry(found.entries[other], "port").origin
                 problems.add(port, f"servers.{name}.port: {server.port} is the port of servers.{other} too ({taken})")
             ports.setdefault(server.port, name)
+        for name, server in servers.items():
+            if server.was in found.entries:
+                where = _entry(found.entries[name], "was").origin
+                what = (
+                    "its own name" if server.was == name else f"the name of servers.{server.was}, which is there still"
+                )
+                problems.add(where, f"servers.{name}.was: {server.was} is {what}")
         return servers if len(servers) == len(found.entries) else None
 
     def _check_engine(self, name: str, server: Value, problems: Problems) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, Optional
 
 from lamplighter.node import confidential, events, journal, relay, worker
 from lamplighter.node.keeper import detached
@@ -35,6 +35,10 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
 
 def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
+    unknown = _unknown_here(request, root)
+    if unknown is not None:
+        relay.send({"event": events.BYE, "unknown_server": unknown})
+        return
     if request.get("if_changed"):
         with relay.heartbeat():
             before = unchanged.look_before(request, root)
@@ -68,9 +72,17 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         relay.send({"event": events.BYE})
     else:
         with relay.heartbeat():
-            answer = requests.READING[verb](request, root)
+            answer = {**requests.READING, **requests.NOTING}[verb](request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
         relay.send({"event": events.BYE})
+
+
+def _unknown_here(request: dict[str, Any], root: str) -> Optional[str]:
+    """Name the server that was asked for, where the inventory does not know it and we do not, either."""
+    if not request.get("unlisted"):
+        return None
+    names = request.get("servers") or [request["server"]["name"]]
+    return next((name for name in names if not os.path.isdir(server_home(root, name).path)), None)
 
 
 def _tell(request: dict[str, Any], end: events.Event) -> None:

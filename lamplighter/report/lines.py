@@ -18,7 +18,7 @@ from lamplighter.report.output import Output
 from lamplighter.report.progress import Progress
 from lamplighter.report.report import Report, Seen
 from lamplighter.report.summary import summary
-from lamplighter.report.wording import clean, clean_lines, clock, number, seconds
+from lamplighter.report.wording import clean, clean_lines, clock, number, seconds, time_of_day
 
 #: Seconds without a line about a server after which one says that it is still at work.
 SIGN_OF_LIFE = 30.0
@@ -30,12 +30,24 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Lines:
-    """Writes one line per news to ``output``; ``now`` gives monotonic seconds."""
+    """Writes one line per news to ``output``: the time of day (UTC, the node's clock), the run's age, the news.
 
-    def __init__(self, output: Output, now: Callable[[], float] = time.monotonic, *, tells_all: bool = False) -> None:
+    ``now`` gives monotonic seconds, ``wall`` those since 1970.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        *,
+        tells_all: bool = False,
+    ) -> None:
         self._output = output
         self._tells_all = tells_all
         self._now = now
+        self._wall = wall
+        self._warned: set[tuple[str, str]] = set()
         self._began = now()
         self._seen = Seen()
         self._told: dict[tuple[str, str], _Told] = {}
@@ -54,15 +66,25 @@ class Lines:
             if told is None:
                 told = self._told[host, server] = _Told(Progress(host, server, now), now, self._tells_all)
             told.progress.take(event, now)
-            for line in told.news(event):
+            for line in [] if self._is_repeated(event) else told.news(event):
                 self._say(told, line, now)
             self._sign_of_life(told, now)
+
+    def _is_repeated(self, event: Mapping[str, Any]) -> bool:
+        """Whether this is a warning that the same host has given already, of another server or run."""
+        if event.get("event") != events.WARNING:
+            return False
+        warning = (clean(event.get("host")), clean(event.get("message")))
+        is_repeated = warning in self._warned
+        self._warned.add(warning)
+        return is_repeated
 
     def error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
         with self._lock:
             name = "/".join(part for part in (clean(host), clean(server)) if part)
             for line in clean_lines(str(error)):
-                self._output.line(f"{clock(self._now() - self._began)}  {name + '  ' if name else ''}ERROR {line}")
+                times = f"{time_of_day(self._wall())}  {clock(self._now() - self._began)}"
+                self._output.line(f"{times}  {name + '  ' if name else ''}ERROR {line}")
 
     def close(self, report: Report | None) -> None:
         if report is not None:
@@ -72,7 +94,9 @@ class Lines:
 
     def _say(self, told: _Told, line: str, now: float) -> None:
         name = "/".join(part for part in (told.progress.host, told.progress.server) if part)
-        self._output.line(f"{clock(told.progress.elapsed(now))}  {name}  {line}")
+        stamp = told.progress.wall_clock(now)
+        day = time_of_day(self._wall() if stamp is None else stamp)
+        self._output.line(f"{day}  {clock(told.progress.elapsed(now))}  {name}  {line}")
         told.spoke_at = now
 
     def _beat(self, event: Mapping[str, Any], now: float) -> None:
@@ -94,7 +118,7 @@ class Lines:
                 parts.append(progress.ranks)
             if progress.memory:
                 parts.append(f"GPU memory {progress.memory}")
-            if last := progress.last_line or progress.message:
+            if last := progress.news:
                 parts.append(clean(last, 120))
             self._say(told, ", ".join(parts), now)
 

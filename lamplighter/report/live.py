@@ -45,6 +45,7 @@ class Live:
         )
         self._now = now
         self._seen = Seen()
+        self._warned: set[tuple[str, str]] = set()
         self._servers: dict[tuple[str, str], Progress] = {}
         self._lock = threading.RLock()
         self._live: RichLive | None = None
@@ -60,7 +61,8 @@ class Live:
             self._servers[host, server].take(event, now)
             self._begin()
             name = "/".join(part for part in (host, server) if part)
-            if kind == events.WARNING:
+            if kind == events.WARNING and (host, clean(event.get("message"))) not in self._warned:
+                self._warned.add((host, clean(event.get("message"))))
                 self._keep(f"{name}  warning: {clean(event.get('message'))}", "yellow")
             elif kind == events.FAILURE:
                 self._keep(f"{name}  {clean(event.get('stage'))}: ERROR {clean(event.get('message'))}", "red")
@@ -140,7 +142,7 @@ class View:
                 yield Text(f"  {'  '.join(rest)}")
             if progress.ranks:
                 yield Text(f"  {progress.ranks}", style="yellow")
-            if last := progress.last_line or progress.message:
+            if last := progress.news:
                 yield Text(f"  {last}", style="dim")
 
     def _short(self, progress: Progress) -> Iterator[Text]:

@@ -100,6 +100,8 @@ class ServerReport:
     durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ready_seconds: float | None = None
     downtime_seconds: float | None = None
+    began: float | None = None
+    ended: float | None = None
     run: str | None = None
     verb: str | None = None
     serving_text: str = ""
@@ -123,6 +125,8 @@ class ServerReport:
             "durations": dict(self.durations),
             "ready_seconds": self.ready_seconds,
             "downtime_seconds": self.downtime_seconds,
+            "began": self.began,
+            "ended": self.ended,
             "run": self.run,
         }
 
@@ -212,12 +216,11 @@ class Fold:
         if not isinstance(event, Mapping) or not self._seen.is_new(event):
             return
         kind = event.get("event")
-        take = _TAKE.get(kind) if isinstance(kind, str) else None
-        if take is None:
+        if not isinstance(kind, str) or kind not in _TAKE:
             return
         host = self._host(text(event.get("host")) or "?")
         host.error = None  # the host speaks, so it was reached after all
-        take(host.run(text(event.get("server")) or "?", text(event.get("run"))), event)
+        host.run(text(event.get("server")) or "?", text(event.get("run"))).take(event)
 
     def add_error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
         """Take an error of the control side about one server, a whole host, or (no host) the command itself.
@@ -263,10 +266,13 @@ class Fold:
         """The run that was to undo the last one has not begun."""
         self._host(host).current(server).stay(_from_error(error))
 
-    def outcome(self, host: str, server: str) -> str | None:
-        """How the run on ``server`` ended so far; None when nothing was heard of it."""
+    def is_put_into_service(self, host: str, server: str) -> bool:
+        """Whether the run on ``server`` has ended with what was asked for in service: a deploy, or a rollback."""
         known = self._hosts.get(host)
-        return known.current(server).report().outcome if known and server in known.servers else None
+        if known is None or server not in known.servers:
+            return False
+        told = known.current(server).report()
+        return told.outcome == "deployed" or (told.outcome == "rolled_back" and told.exit_code != Exit.ROLLED_BACK)
 
     def report(self) -> Report:
         hosts = {name: host.report(name) for name, host in self._hosts.items()}
@@ -332,8 +338,17 @@ class _Run:
         self.stages: list[Stage] = []
         self.failures: list[Failure] = []
         self.warnings: list[Warned] = []
+        self.began: float | None = None
+        self.ended: float | None = None
         self.end: ServerReport | None = None
         self.error: ServerReport | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take any event of the run."""
+        stamp = number(event.get("t"))
+        self.began = stamp if self.began is None else self.began
+        self.ended = stamp if event.get("event") == events.END else self.ended
+        _TAKE[event["event"]](self, event)
 
     def take_run(self, event: Mapping[str, Any]) -> None:
         self.verb = text(event.get("verb")) or self.verb
@@ -362,9 +377,9 @@ class _Run:
         self.phase_of_stage = text(event.get("phase")) or self.phase_of_stage
 
     def take_warning(self, event: Mapping[str, Any]) -> None:
-        self.warnings.append(
-            Warned(text(event.get("stage")), text(event.get("message")) or "", text(event.get("hint")) or "")
-        )
+        warned = Warned(text(event.get("stage")), text(event.get("message")) or "", text(event.get("hint")) or "")
+        if (warned.message, warned.hint) not in {(known.message, known.hint) for known in self.warnings}:
+            self.warnings.append(warned)
 
     def take_failure(self, event: Mapping[str, Any]) -> None:
         stage = text(event.get("stage"))
@@ -443,6 +458,7 @@ class _Run:
         """Take what came of putting the release before back, after this run had ended well and its checks had not."""
         first = self.report()
         is_back = second.exit_code in (Exit.OK, Exit.DEGRADED)
+        self.ended = second.ended or self.ended
         spent = round(sum(second.durations.values()), 3)
         self.stages.append(Stage("rollback", spent, is_back, message=second.message))
         self.failures += second.failures
@@ -493,6 +509,8 @@ class _Run:
         return dataclasses.replace(
             known,
             durations={**known.durations, **self._after_the_end()},
+            began=self.began,
+            ended=self.ended,
             run=self.identity,
             verb=self.verb,
             stages=tuple(self.stages),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lamplighter.node.events import Exit
 from lamplighter.project import called
 from lamplighter.report.report import Report, ServerReport, Stage
-from lamplighter.report.wording import clean, clean_lines, clean_log_line, plural, seconds, serving
+from lamplighter.report.wording import clean, clean_lines, clean_log_line, moment, plural, seconds, serving, time_of_day
 
 #: Above this many servers, those that are as wanted get one line instead of a block.
 FULL_BLOCKS = 4
@@ -25,13 +25,14 @@ def summary(report: Report, width: int = 0) -> list[str]:
     parts = report.parts()
     if not parts:
         return ["Nothing was heard from any host (exit code 1)."]
+    warned: set[tuple[str, str]] = set()
     if len(parts) == 1:
         name, only = parts[0]
-        return [_sentence(name, only), *_block(name, only, width)]
+        return [_sentence(name, only), *_block(name, only, warned, width)]
     lines = [_overall(report, parts), "", *_overview(parts, width)]
     for name, part in parts:
         if part.exit_code != Exit.OK or len(parts) <= FULL_BLOCKS:
-            lines += ["", _sentence(name, part), *_block(name, part, width)]
+            lines += ["", _sentence(name, part), *_block(name, part, warned, width)]
     return lines
 
 
@@ -40,10 +41,11 @@ def result(report: Report) -> list[str]:
     parts = report.parts()
     if not parts:
         return summary(report)
+    warned: set[tuple[str, str]] = set()
     return [
         line
         for name, part in parts
-        for line in (_sentence(name, part), *(_block(name, part) if part.exit_code != Exit.OK else ()))
+        for line in (_sentence(name, part), *(_block(name, part, warned) if part.exit_code != Exit.OK else ()))
     ]
 
 
@@ -97,8 +99,11 @@ def _what_happened(part: ServerReport) -> str:
         Exit.CRASHED: f"{release} {'serves no more' if was_ready else 'crashed in start-up'}{nothing}",
         Exit.NOT_READY: f"{release} {'does not answer any more' if was_ready else 'did not become ready'}{nothing}",
         Exit.DEGRADED: _degraded(part, release),
-        Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
-        Exit.LOCKED: "refused, another run is at work on it; nothing was touched",
+        Exit.ROLLED_BACK: f"cancelled{at}; {old} is serving again"
+        if part.cause == "cancelled"
+        else f"{release} failed{at} and was rolled back; {old} is serving",
+        Exit.LOCKED: f"refused, {'it is on hold' if part.cause == 'hold' else 'another run is at work on it'}; "
+        "nothing was touched",
         Exit.DETACHED: f"{_what_goes_on(part)}{_whereabouts(part)}",
         Exit.INTERRUPTED: "interrupted; nothing was touched",
         Exit.TERMINATED: "interrupted; nothing was touched",
@@ -131,13 +136,13 @@ def _whereabouts(part: ServerReport) -> str:
     return f", last seen at {clean(part.stage)}{phase}" if part.stage else ""
 
 
-def _block(name: str, part: ServerReport, width: int = 0) -> list[str]:
+def _block(name: str, part: ServerReport, warned: set[tuple[str, str]], width: int = 0) -> list[str]:
     host, _, server = map(clean, name.partition("/"))
     lines = [] if part.exit_code == Exit.OK else ["", *_four_things(part)]
     if part.stages or part.durations:
         lines += ["", *_stage_table(part, width)]
     lines += _figures(part)
-    lines += _warnings(part)
+    lines += _warnings(host, part, warned)
     tail = [clean_log_line(line) for line in part.log_tail]
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
@@ -156,8 +161,9 @@ def _four_things(part: ServerReport) -> list[str]:
     why = [f'"{line}"' for line in clean_lines(part.evidence)]
     if part.cause:
         why = [*why[:-1], f"{why[-1]} [{clean(part.cause)}]"] if why else [f"[{clean(part.cause)}]"]
-    lines = _labelled("contact" if part.outcome == "detached" else "what failed", [what, *happened[1:]])
-    lines += _labelled("why", why)
+    label = "contact" if part.outcome == "detached" else "by order" if part.cause == "cancelled" else "what failed"
+    lines = _labelled(label, [what, *happened[1:]])
+    lines += _labelled("why", why if part.cause != "cancelled" else [])
     for later in part.failures[1:]:
         if later.message and later.message != part.message:
             lines += _labelled("then", [f"{clean(later.stage)}: {clean(later.message)}".lstrip(": ")])
@@ -202,6 +208,8 @@ def _stage_table(part: ServerReport, width: int) -> list[str]:
 
 def _figures(part: ServerReport) -> list[str]:
     lines = []
+    if part.began is not None and part.ended is not None:
+        lines += _labelled("from", [f"{moment(part.began)} to {time_of_day(part.ended)}"])
     if part.ready_seconds is not None:
         took = seconds(part.ready_seconds)
         if part.exit_code == Exit.ROLLED_BACK:
@@ -215,9 +223,13 @@ def _figures(part: ServerReport) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _warnings(part: ServerReport) -> list[str]:
+def _warnings(host: str, part: ServerReport, told: set[tuple[str, str]]) -> list[str]:
+    """What it warned of, but for what the same host was ``told`` to have warned of already."""
     lines = []
     for warned in part.warnings:
+        if (host, warned.message) in told:
+            continue
+        told.add((host, warned.message))
         lines += _labelled("warning", [clean(warned.message)])
         lines += _labelled("", clean_lines(warned.hint))
     return ["", *lines] if lines else []

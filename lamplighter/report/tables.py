@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lamplighter.node import events
+from lamplighter.report.history import hold_note, last_run_note
 from lamplighter.report.summary import blocks, table
 from lamplighter.report.wording import clean, clean_lines, moment, number, plural, seconds, whole
 
@@ -25,8 +27,9 @@ def status_text(data: Hosts, width: int = 0) -> str:
     Here and below, ``width`` is that of a terminal, and 0 where nothing has to fit.
 
     ``data`` of a server: name, state (serving, starting, stopped, unknown), release, pid, port, model, since, run (null
-    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome), message, drift
-    ({differences: [{kind, name, wanted, found, by}], unknown: [reason]}).
+    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome, exit_code, cause),
+    message, hold (null or {message, by, since, until}), unlisted (no inventory names it), drift ({differences: [{kind,
+    name, wanted, found, by}], unknown: [reason]}).
     """
     heads = ("server", "state", "model", "port", "pid", "release", "since")
     rows: list[tuple[str, ...]] = []
@@ -35,7 +38,13 @@ def status_text(data: Hosts, width: int = 0) -> str:
         state = clean(server.get("state")) or "unknown"
         facts = [clean(server.get(key)) for key in ("model", "port", "pid", "release")]
         rows.append((name, state, *(fact or "-" for fact in facts), moment(server.get("since")) or "-"))
-        notes.append(_run_note(server) + clean_lines(server.get("message")) + _drift_notes(server.get("drift")))
+        notes.append(
+            _unlisted_note(name, server)
+            + [note for note in (hold_note(server.get("hold")),) if note]
+            + _run_note(server)
+            + clean_lines(server.get("message"))
+            + _drift_notes(server.get("drift"))
+        )
     if not rows:
         return _without_servers(data)
     head, *lines = blocks(heads, rows, width=width)
@@ -51,6 +60,15 @@ def _note(text: str, width: int) -> list[str]:
         text, width or len(text) + 6, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
+
+
+def _unlisted_note(name: str, server: Mapping[str, Any]) -> list[str]:
+    if not server.get("unlisted"):
+        return []
+    host, _, own = name.partition("/")
+    if server.get("state") == "stopped":
+        return ["the inventory does not name it"]
+    return [f"the inventory does not name it: `{events.invocation('undeploy', host, own, '--stop')}` ends it"]
 
 
 def _drift_notes(drift: object) -> list[str]:
@@ -309,8 +327,10 @@ def _run_note(server: Mapping[str, Any]) -> list[str]:
     run, word = server.get("run"), "at work"
     if not isinstance(run, Mapping):
         run, word = server.get("last_run"), "killed without a last word"
-        if not isinstance(run, Mapping) or run.get("state") != "killed":
+        if not isinstance(run, Mapping):
             return []
+        if run.get("state") != "killed":
+            return [last_run_note(run)]
     parts = [f"{clean(run.get('verb')) or 'a run'} {word}"]
     if stage := clean(run.get("stage")):
         parts.append(f"at {stage}")

@@ -172,6 +172,11 @@ def moment(value: object) -> str:
         return ""
 
 
+def time_of_day(stamp: float) -> str:
+    """``03:09:11``, in UTC as `moment` tells it; dashes for what is no time."""
+    return moment(stamp)[11:19] or "--:--:--"
+
+
 def serving(data: Mapping[str, Any]) -> str:
     """What answers now: ``kimi on port 8000, pid 4242, release 3f2a9c81d0aa, since ...``, as far as it is known."""
     parts = [clean(data.get("model")) or "a server"]

@@ -33,17 +33,21 @@ from lamplighter.errors import (
     UsageError,
 )
 from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
+from lamplighter.inventory.schema import NAME_OF_SERVER
 from lamplighter.inventory.values import did_you_mean
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.project import PROJECT, Project, project_beside
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
-from lamplighter.report.wording import LogText, printable, spoken
+from lamplighter.report.wording import printable, spoken
 from lamplighter.run.host_session import (
     Follower,
     HostSession,
+    Named,
     NodeDefect,
+    NoSuchRun,
+    Unlisted,
     begin_session,
     detached,
     open_session,
@@ -90,7 +94,7 @@ class Settings:
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
     volume: int = 0
     """Below 0 only the result is told, above 0 all that there is."""
-    box: Callable[[Host, list[Server]], tuple[Host, list[Server]]] | None = None
+    box: Callable[[Host, Sequence[Server]], tuple[Host, list[Server]]] | None = None
     """Brings up the node in a box that a host with ``lab: NAME`` stands for, and points the host to it."""
 
     @property
@@ -231,9 +235,10 @@ def whole_number(text: str, flag: str) -> int:
 
 Listen = Callable[[Event], None]
 Chosen = list[tuple[Host, list[Server]]]
+#: With ``--server`` a person may mean one that only its node still knows.
+Reached = list[tuple[Host, list[Named]]]
 #: What a task does to one server, telling its events to the listener.
-Deed = Callable[[HostSession, Server, Listen], None]
-#: What follows for a server that the deed put into service; it may only make the result *degraded*.
+Deed = Callable[[HostSession, Any, Listen], None]
 
 
 class Afterwards(Protocol):
@@ -255,21 +260,40 @@ def choose(
 
     ``before`` may refuse them before a box is started.
     """
+    chosen = [(host, servers) for host, servers in _named_in_inventory(settings, patterns, server) if servers]
+    if not chosen:
+        raise no_host_has(server, patterns)
+    if before is not None:
+        before(chosen)
+    return [_in_its_box(settings, host, servers) for host, servers in chosen]
+
+
+def reach(settings: Settings, patterns: Sequence[str], server: str | None, *, everything: bool = False) -> Reached:
+    """Resolve as `choose` does; a server that no inventory names is looked for on all the hosts.
+
+    With ``everything`` a host without servers is one, too: its node may know some. Raises UsageError or InventoryError.
+    """
+    found = _named_in_inventory(settings, patterns, server)
+    if not everything and not any(servers for _, servers in found):
+        if server is None or not found or not NAME_OF_SERVER.fullmatch(server):
+            raise no_host_has(server, patterns)
+        return [(_in_its_box(settings, host, [])[0], [Unlisted(server)]) for host, _ in found]
+    boxed = [_in_its_box(settings, host, servers) for host, servers in found if servers or everything]
+    return [(host, list(servers)) for host, servers in boxed]
+
+
+def _named_in_inventory(settings: Settings, patterns: Sequence[str], server: str | None) -> Chosen:
+    """All hosts of the patterns, each with those of its servers that are meant."""
     if not patterns:
         raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
     inventory = settings.load()
     hosts = inventory.resolve(inventory.select(patterns))
     settings.warn(dict.fromkeys(lint for host in hosts for lint in host.warnings))
-    named = [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
-    chosen = [(host, servers) for host, servers in named if servers]
-    if not chosen:
-        raise no_host_has(server, patterns)
-    if before is not None:
-        before(chosen)
-    return [
-        (host, servers) if settings.box is None or host.lab is None else settings.box(host, servers)
-        for host, servers in chosen
-    ]
+    return [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
+
+
+def _in_its_box(settings: Settings, host: Host, servers: list[Server]) -> tuple[Host, list[Server]]:
+    return (host, servers) if settings.box is None or host.lab is None else settings.box(host, servers)
 
 
 def no_host_has(server: str | None, patterns: Sequence[str]) -> UsageError:
@@ -311,15 +335,18 @@ def act(
     afterwards: Afterwards | None = None,
     *,
     sends_secrets: bool = False,
+    seeks_run: bool = False,
 ) -> NoReturn:
     """Do ``deed`` to every chosen server and leave with the exit code of the report.
 
     ``afterwards`` is the verification. A deed that ``sends_secrets`` is refused before the first host is reached where
-    one of them cannot be had.
+    one of them cannot be had. One that ``seeks_run`` is for the server that has the run: others are told of only where
+    none has.
     """
+    absent: list[tuple[str, str, LamplighterError]] = []
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr, settings.volume)
-    chosen: list[tuple[Host, list[Server]]] = []
+    chosen: Reached = []
 
     def listen(event: Event) -> None:
         fold.add(event)
@@ -331,9 +358,17 @@ def act(
         with _signals(last=True), contextlib.ExitStack() as stack:
             if afterwards is not None:
                 stack.callback(afterwards.close)
-            chosen = choose(settings, patterns, server, functools.partial(_refuse, settings) if sends_secrets else None)
+            if sends_secrets:
+                refuse = functools.partial(_refuse, settings)
+                chosen = [(host, list(servers)) for host, servers in choose(settings, patterns, server, refuse)]
+            else:
+                chosen = reach(settings, patterns, server)
             for host, servers in chosen:
-                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
+                one = _putting_aside(deed, absent) if seeks_run else deed
+                _act_on_host(settings, host, servers, one, afterwards, fold, reporter, listen)
+            if not fold.report().parts():
+                for host_name, server_name, error in absent:
+                    _tell(host_name, server_name, error, fold, reporter)
     except Interrupted as interrupted:
         _tell_untold(chosen, _as_error(interrupted), fold, reporter)
     except LamplighterError as error:
@@ -343,6 +378,18 @@ def act(
     report = fold.report()
     reporter.close(report)
     raise Leave(code=report.exit_code)
+
+
+def _putting_aside(deed: Deed, absent: list[tuple[str, str, LamplighterError]]) -> Deed:
+    """``deed``, but that a server without the run is put aside."""
+
+    def try_it(session: HostSession, server: Any, listen: Listen) -> None:
+        try:
+            deed(session, server, listen)
+        except NoSuchRun as error:
+            absent.append((session.host.name, server.name, error))
+
+    return try_it
 
 
 def _refuse(settings: Settings, chosen: Chosen) -> None:
@@ -355,13 +402,13 @@ def _lint(settings: Settings, chosen: Sequence[tuple[Host, Sequence[Server]]]) -
     """Print what looks wrong with the servers. Raises InventoryError where something is."""
     from lamplighter.lint.chosen import refuse
 
-    settings.warn(refuse(chosen, settings.project))
+    settings.warn(dict.fromkeys(map(str, refuse(chosen, settings.project))))
 
 
 def _act_on_host(
     settings: Settings,
     host: Host,
-    servers: Sequence[Server],
+    servers: Sequence[Named],
     deed: Deed,
     afterwards: Afterwards | None,
     fold: Fold,
@@ -373,7 +420,7 @@ def _act_on_host(
             for server in servers:
                 try:
                     deed(session, server, listen)
-                    if afterwards is not None:
+                    if afterwards is not None and isinstance(server, Server):
                         afterwards(session, server, fold, listen)
                 except Interrupted as interrupted:
                     _leave_or_cancel(settings, session, interrupted, fold, reporter)
@@ -400,7 +447,7 @@ def _as_told(settings: Settings, session: HostSession, error: Exception) -> Lamp
     return detached(session.under_way, defect) if session.under_way is not None else defect
 
 
-def _not_attempted(host: Host, lost: Server) -> LamplighterError:
+def _not_attempted(host: Host, lost: Named) -> LamplighterError:
     return Unreachable(
         f"{host.name}: not attempted",
         why=f"contact to the host was lost during the run on {lost.name}",
@@ -415,7 +462,7 @@ def _tell(host: str | None, server: str | None, error: LamplighterError, fold: F
 
 
 def _tell_untold(
-    chosen: Sequence[tuple[Host, Sequence[Server]]], error: LamplighterError, fold: Fold, reporter: Reporter
+    chosen: Sequence[tuple[Host, Sequence[Named]]], error: LamplighterError, fold: Fold, reporter: Reporter
 ) -> None:
     """Tell ``error`` of every chosen server of which nothing is known: none is left out of the report.
 
@@ -463,9 +510,9 @@ def _leave_or_cancel(
     _tell(run.host, run.server, detached(run, trouble), fold, reporter)
 
 
-def _tell_unverified(host: Host, server: Server, fold: Fold) -> None:
+def _tell_unverified(host: Host, server: Named, fold: Fold) -> None:
     """The run has ended, and the verification of what it put into service has not."""
-    if fold.outcome(host.name, server.name) == "deployed":
+    if fold.is_put_into_service(host.name, server.name):
         fold.add_degraded(
             host.name,
             server.name,
@@ -521,35 +568,38 @@ def read(
     patterns: Sequence[str],
     server: str | None,
     word: str,
-    question: Callable[[HostSession, list[Server]], Mapping[str, Mapping[str, Any]]],
+    question: Callable[[HostSession, list[Any]], Mapping[str, Mapping[str, Any]]],
     text: Callable[[Mapping[str, Mapping[str, Mapping[str, Any]]]], str],
     judge: Callable[[Mapping[str, Any]], Exit] = lambda _: Exit.OK,
+    hosts: Callable[[], Reached] | None = None,
 ) -> NoReturn:
     """Ask every chosen host one thing, print the answers as a table or as one JSON line, and leave with the worst code.
 
-    ``judge`` gives the exit code that one server's answer means.
+    ``judge`` gives the exit code that one server's answer means. ``hosts`` are others than `choose` gives.
     """
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
-        for host, servers in choose(
-            settings, patterns, server, functools.partial(_lint, settings) if word in LINTED else None
-        ):
+        lint = functools.partial(_lint, settings) if word in LINTED else None
+        chosen: Sequence[tuple[Host, list[Any]]] = (
+            hosts() if hosts is not None else choose(settings, patterns, server, lint)
+        )
+        for host, servers in chosen:
             try:
                 with begin_session(host, settings.project) as session:
                     answers[host.name] = question(session, servers)
-            except LamplighterError as error:
-                errors[host.name] = traced(settings, error)
-            except Exception as error:
-                errors[host.name] = _defect(settings, error)
+            except LamplighterError as known:
+                errors[host.name] = traced(settings, known)
+            except Exception as unforeseen:
+                errors[host.name] = _defect(settings, unforeseen)
         if settings.as_json:
-            hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
-            hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-            say_json({word: {"hosts": hosts}})
+            told: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
+            told |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
+            say_json({word: {"hosts": told}})
         elif answers:
             say(text(answers))
-        for told in errors.values():
-            complain(told.whole)
+        for error in errors.values():
+            complain(error.whole)
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)
@@ -570,36 +620,6 @@ def judge_plan(answer: Mapping[str, Any]) -> Exit:
 def judge_findings(answer: Mapping[str, Any]) -> Exit:
     """Return what the findings of a ``check`` would make of a deploy."""
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
-
-
-def print_logs(
-    settings: Settings, patterns: Sequence[str], server: str | None, lines: str, follow: bool, run: str | None = None
-) -> None:
-    """Print the log of one server: of what serves, or served last, or of what ``run`` started."""
-    with guarded(settings):
-        count = whole_number(lines, "--lines")
-        targets = [(host, one) for host, servers in choose(settings, patterns, server) for one in servers]
-        if len(targets) != 1:
-            names = ", ".join(f"{host.name}/{one.name}" for host, one in targets)
-            raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
-        host, one = targets[0]
-        with open_session(host, settings.project) as session:
-            _print_log(lambda write: session.logs(one, write, count, follow, run))
-
-
-def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
-    """Print what ``read`` hands over: made safe where a terminal shows it, as it is for a file or a program."""
-    shown = LogText() if sys.stdout is not None and sys.stdout.isatty() else None
-
-    def write(piece: str) -> None:
-        if not put(shown.feed(piece) if shown is not None else piece):
-            raise Leave(code=Exit.OK)  # `logs --follow | head`: the reader has seen enough
-
-    try:
-        read(write)
-    finally:
-        if shown is not None:
-            put(shown.finish())
 
 
 def columns() -> int:

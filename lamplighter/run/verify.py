@@ -124,8 +124,10 @@ class _Node:
 class Verification:
     """The checks after a deploy, whose process begins while the server gets ready."""
 
-    def __init__(self, inventory: Path) -> None:
+    def __init__(self, inventory: Path, *, of_release: bool = False) -> None:
+        """``of_release``: what serves then may be none of this inventory, and is measured by its own release."""
         self._inventory = inventory
+        self._of_release = of_release
         self._inspectors = Inspectors()
 
     def hear(self, event: Event) -> None:
@@ -134,6 +136,9 @@ class Verification:
             self._inspectors.begin()
 
     def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Callable[[Event], None]) -> None:
+        if not fold.is_put_into_service(session.host.name, server.name):
+            return
+        server = session.as_released(server) if self._of_release else server
         afterwards(session, server, self._inventory, fold, listen, self._inspectors)
 
     def close(self) -> None:
@@ -150,8 +155,6 @@ def afterwards(
     inspectors: Inspectors,
 ) -> None:
     """Verify a server that was just put into service, as one more stage; a failed blocker makes it *degraded*."""
-    if fold.outcome(session.host.name, server.name) != "deployed":
-        return
     deployed = fold.report().hosts[session.host.name].servers[server.name]
     where = {"host": session.host.name, "server": server.name, "run": deployed.run}
     listen({**events.stage_started("verify"), **where})

@@ -1,4 +1,4 @@
-"""Tasks that change what serves on a node, and those that reach into a run which does."""
+"""Tasks that change what serves on a node, that keep others from it, and that reach into a run which does."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def deploy(
 def rollback(
     c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
-    """Replace the server by an earlier release that is on the node already."""
-    from lamplighter.run import command
+    """Replace the server by an earlier release that is on the node already, and check it as a deploy does."""
+    from lamplighter.run import command, verify
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, to=to, wait=wait)
-    command.run(settings, host, server, "rollback", wait, to=to)
+    afterwards = verify.Verification(settings.inventory, of_release=True)
+    command.run(settings, host, server, "rollback", wait, afterwards, to=to)
 
 
 @on_hosts(flags=HELP, dry="`./inv check` shows who would be stopped")
@@ -100,13 +101,58 @@ def restart(c: Context, host: list[str], server: str | None = None, json: bool =
     command.run(settings, host, server, "restart", wait)
 
 
+@on_hosts(
+    flags={
+        **READING,
+        "message": "why",
+        "m": "the same as --message",
+        "until": "until when: 18:00, 2026-12-04, '2026-12-04 18:00', or 90m, 12h, 3d",
+        "end": "end the hold",
+    }
+)
+def hold(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    message: str | None = None,
+    m: str | None = None,
+    until: str | None = None,
+    end: bool = False,
+    json: bool = False,
+) -> None:
+    """Keep every run, whoever asks for it, away from a server until a time (exit 10). Alone: show who holds what."""
+    import datetime as dt
+
+    from lamplighter.report.history import hold_text
+    from lamplighter.run import command, holding
+
+    settings = command.settings_from(c, as_json=json, host=host, server=server, message=message, m=m, until=until)
+    with command.guarded(settings):
+        order = holding.order(message or m, until, end, dt.datetime.now().astimezone())
+    command.read(
+        settings,
+        host,
+        server,
+        "hold",
+        lambda session, servers: session.hold(servers, order),
+        hold_text,
+        hosts=lambda: command.reach(settings, host, server),
+    )
+
+
 @on_hosts(flags={**READING, "run": "id of the run (default: the last one)"})
 def attach(c: Context, host: list[str], server: str | None = None, run: str | None = None, json: bool = False) -> None:
     """Show a run from its first event, and follow it while it goes on. Reads only."""
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
-    command.act(settings, host, server, lambda session, one, listen: session.attach(one, listen, run))
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.attach(one, listen, run),
+        seeks_run=run is not None,
+    )
 
 
 @on_hosts(
@@ -117,4 +163,10 @@ def cancel(c: Context, host: list[str], server: str | None = None, run: str | No
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, run=run)
-    command.act(settings, host, server, lambda session, one, listen: session.cancel(one, listen, run))
+    command.act(
+        settings,
+        host,
+        server,
+        lambda session, one, listen: session.cancel(one, listen, run),
+        seeks_run=run is not None,
+    )

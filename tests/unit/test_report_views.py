@@ -117,7 +117,7 @@ def test_silence_is_broken_by_a_sign_of_life_every_half_minute() -> None:
         lines.event({"event": "beat", "host": "gpu1"})
     signs = stream.getvalue().splitlines()[before:]
     assert len(signs) == 3
-    assert signs[0].startswith("02:50  gpu1/kimi  ready: still at it for 2m 40s, phase weights 42 %")
+    assert signs[0].startswith("03:19:30  02:50  gpu1/kimi  ready: still at it for 2m 40s, phase weights 42 %")
 
 
 def test_every_process_that_is_stopped_is_named() -> None:
@@ -128,7 +128,7 @@ def test_every_process_that_is_stopped_is_named() -> None:
         journal.write(events.progress("stop", f"stopping pid {pid} (sglang::scheduler_TP0)", pids=[pid]))
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()] == [
         "stop: stopping pid 11667 (sglang::scheduler_TP0)",
         "stop: stopping pid 11668 (sglang::scheduler_TP0)",
     ]
@@ -144,7 +144,7 @@ def test_a_message_whose_numbers_change_is_told_once() -> None:
     journal.write(events.progress("free", "pid 77 of bob holds GPU 3"))
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()] == [
         "free: begins",
         "free: 0 MiB are still held",
         "free: pid 77 of bob holds GPU 3",
@@ -161,7 +161,7 @@ def test_no_word_of_a_plain_line_is_doubled() -> None:
     journal.write({"event": events.END, "outcome": "deployed", "exit_code": 0, "message": "deployed: demo answers"})
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()][1:] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()][1:] == [
         "ready: phase boot",
         "ready: phase graphs 0 %",
         "run ended: deployed, demo answers",
@@ -189,10 +189,10 @@ def test_after_a_rollback_it_says_which_server_was_ready() -> None:
 
 def test_an_unknown_event_is_told_in_its_own_words() -> None:
     stream = io.StringIO()
-    lines = Lines(Output(stream), Clock())
+    lines = Lines(Output(stream), Clock(), Clock())
     lines.event({"event": "novelty", "host": "gpu1", "server": "kimi", "message": "the moon\x1b[2J is full"})
     lines.event({"event": "novelty", "host": "gpu1", "server": "kimi"})
-    assert stream.getvalue() == "00:00  gpu1/kimi  the moon is full\n"
+    assert stream.getvalue() == "00:00:00  00:00  gpu1/kimi  the moon is full\n"
 
 
 # -- the live view

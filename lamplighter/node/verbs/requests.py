@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from lamplighter.node.health import (
     diagnose,
 )
-from lamplighter.node.layout import server_home
+from lamplighter.node.keeper import launcher
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, server_home
 from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.verbs import check, deploy, releases, status, undeploy
+from lamplighter.node.verbs import check, deploy, history, hold, releases, status, undeploy
 from lamplighter.node.worker import Run
 
 
@@ -48,15 +49,28 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
     None where there is no such release.
     """
     home = server_home(root, request["server"]["name"])
-    current = home.current_release()
-    for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
+    for release in _known_releases(home):
         known = release.read_request()
         if known is not None:
             server = {**known["server"], **request["server"]}
             because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.name} is used"
-            return {**request, "server": server, "engine": known["engine"], "because": (because,)}
+            told = () if request.get("unlisted") else (because,)
+            return {**request, "server": server, "engine": known["engine"], "because": told}
     return None
 
+
+def _known_releases(home: ServerHome) -> Iterator[ReleaseDirectory]:
+    """Yield the current release, that of the last launch, which may be another one, and the good ones, newest first."""
+    current, record = home.current_release(), launcher.read_record(home)
+    if current is not None:
+        yield current
+    if record is not None:
+        yield home.release(record["release"])
+    yield from catalogue.good_releases(home)
+
+
+#: Verbs that leave a note and touch nothing else, and answer with one object.
+NOTING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {"hold": hold.set_hold}
 
 #: Verbs that read, and answer with one object.
 READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
@@ -65,6 +79,8 @@ READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "diagnose": diagnose.diagnose,
     "env": check.env,
     "facts": check.facts,
+    "history": history.history,
     "plan": check.preview,
+    "released": check.released,
     "releases": releases.releases,
 }
