@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from lamplighter.report import check_text, plan_text, releases_text, status_text, summary, verify_text
+from lamplighter.report.history import history_text
 from lamplighter.report.live import Live
 from lamplighter.report.output import Output
 from lamplighter.report.report import Report
@@ -49,6 +50,13 @@ CHECKS = [
     {"name": "no_xid", "question": "Has the driver reported no error since the server started?", "outcome": "warning",
      "seconds": 12.0, "evidence": "Xid 63 on 0000:06:00.0"},
 ]  # fmt: skip
+RUNS = [
+    {"id": "20260102-030000-1", "verb": "deploy", "by": "ann@desk", "since": 1767323351.0, "state": "ended",
+     "outcome": "deployed", "exit_code": 0, "downtime_seconds": 338.0},
+    {"id": "20260103-030000-1", "verb": "deploy", "by": "cron@hub", "since": 1767409751.0, "state": "ended",
+     "outcome": "rolled_back", "exit_code": 9, "cause": "cuda_oom", "message": "CUDA out of memory",
+     "downtime_seconds": 344.0},
+]  # fmt: skip
 RELEASES = [
     {"release": "3f2a9c81d0aa", "verdict": "good", "is_current": True, "judged": 1767323351.0, "bytes": 52000},
     {"release": "77aa01bc22ef", "verdict": "bad", "written": 1767323300.0, "bytes": 51000, "cause": "cuda_oom",
@@ -70,6 +78,7 @@ def tables(width: int) -> dict[str, str]:
         "plan": plan_text({"gpu1": {"kimi": plan}}, width),
         "check": check_text({"gpu1": {"kimi": {"findings": FINDINGS, "would_stop": WOULD_STOP}}}, width),
         "verify": verify_text({"gpu1": {"kimi": {"checks": CHECKS}}}, width),
+        "history": history_text({"gpu1": {"kimi": {"runs": RUNS}}}, width),
         "releases": releases_text({"gpu1": {"kimi": {"releases": RELEASES}}}, width),
     }
 
