@@ -25,10 +25,47 @@ def answers_of(done: Done, verb: str) -> dict[str, Any]:
     return servers
 
 
-def test_a_server_that_the_inventory_forgot_is_seen_read_and_ended(box: Box) -> None:
+def see_logs_of_both_go_on(box: Box) -> None:
+    """Through a log that is cut and a new launch, until Ctrl-C."""
+    one = answers_of(box.run("history", "--json"), "history")["other"]["runs"][0]["id"]
+    attached = box.run("attach", "--json", "--run", one)  # it is the server's that has it
+    assert (attached.code, set(attached.report["hosts"]["box"]["servers"])) == (Exit.OK, {"other"}), attached
+    both = box.run("logs", "--lines", "3").stdout.splitlines()
+    assert {line.partition("  ")[0] for line in both} == {"box/demo", "box/other"}
+    with box.driver.started("logs", "-f", "--lines", "1", "--host", "box", stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        heard: list[str] = []
+
+        def hear(words: str) -> None:
+            assert process.stdout is not None
+            while not heard or words not in heard[-1]:
+                line = process.stdout.readline()
+                assert line, heard
+                heard.append(line)
+
+        for name in ("box/demo  ", "box/other  "):
+            if not any(line.startswith(name) for line in heard):
+                hear(name)
+        log = (box.state / "current").resolve().parents[1] / "runs"
+        [cut] = log.glob("*/server.log")
+        cut.write_text("a line after the cut\n")
+        hear("box/demo  -- the log was cut")
+        hear("box/demo  a line after the cut")
+        run = box.run("restart", "--json", "--server", "demo").server("box", "demo")["run"]
+        hear(f"box/demo  -- the server was launched again, by run {run}: its log follows --")
+        hear("box/demo  [")
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == Exit.OK, rest
+    assert "interrupted" not in rest
+    eventually(box.serves)
+
+
+def test_logs_of_two_go_on_and_one_that_the_inventory_forgot_is_seen_read_and_ended(box: Box) -> None:
     port = free_port()
     two_servers(box, port, "demo", "other")
     assert box.deploy().code == Exit.OK
+    see_logs_of_both_go_on(box)
     two_servers(box, port, "demo")
 
     assert set(answers_of(box.run("status", "--json"), "status")) == {"demo"}
@@ -120,57 +157,3 @@ def test_a_hold_keeps_everybody_away_until_it_is_over_or_ended(box: Box) -> None
     assert box.run("attach", "--json", "--run", runs[0]["id"]).server("box", "demo")["outcome"] == "deployed"
     assert "Uvicorn running" in box.run("logs", "--run", runs[0]["id"]).stdout
     assert "no runs" in box.run("history", "--since", "0s").stdout
-
-
-def test_a_rollback_is_checked_and_said_to_be_one_and_touches_nothing_where_it_is_there(box: Box) -> None:
-    old = box.deploy().server("box", "demo")["release"]
-    box.configure(env={"NUMBER": "2"})
-    assert box.deploy().code == Exit.OK
-    back = box.run("rollback", "--json")
-    report = back.server("box", "demo")
-    assert (back.code, report["outcome"], report["serving"]["release"]) == (Exit.OK, "rolled_back", old), back
-    assert report["durations"]["verify"] > 0
-    assert report["began"] < report["serving"]["since"] < report["ended"]
-    assert not [event for event in back.events if event["event"] == "warning"], back  # its own release is its measure
-    again = box.run("rollback", "--json", "--to", old)
-    same = again.server("box", "demo")
-    assert (again.code, same["outcome"], same["serving"]) == (Exit.OK, "unchanged", report["serving"]), again
-    assert set(same["durations"]) == {"lock", "stage"}
-
-
-def test_logs_of_several_are_followed_through_a_cut_and_a_launch_until_ctrl_c(box: Box) -> None:
-    port = free_port()
-    two_servers(box, port, "demo", "other")
-    box.deploy()
-    one = answers_of(box.run("history", "--json"), "history")["other"]["runs"][0]["id"]
-    attached = box.run("attach", "--json", "--run", one)  # it is the server's that has it
-    assert (attached.code, set(attached.report["hosts"]["box"]["servers"])) == (Exit.OK, {"other"}), attached
-    both = box.run("logs", "--lines", "3").stdout.splitlines()
-    assert {line.partition("  ")[0] for line in both} == {"box/demo", "box/other"}
-    with box.driver.started("logs", "-f", "--lines", "1", "--host", "box", stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        heard: list[str] = []
-
-        def hear(words: str) -> None:
-            assert process.stdout is not None
-            while not heard or words not in heard[-1]:
-                line = process.stdout.readline()
-                assert line, heard
-                heard.append(line)
-
-        for name in ("box/demo  ", "box/other  "):
-            if not any(line.startswith(name) for line in heard):
-                hear(name)
-        log = (box.state / "current").resolve().parents[1] / "runs"
-        [cut] = log.glob("*/server.log")
-        cut.write_text("a line after the cut\n")
-        hear("box/demo  -- the log was cut")
-        hear("box/demo  a line after the cut")
-        run = box.run("restart", "--json", "--server", "demo").server("box", "demo")["run"]
-        hear(f"box/demo  -- the server was launched again, by run {run}: its log follows --")
-        hear("box/demo  [")
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert process.wait(60) == Exit.OK, rest
-    assert "interrupted" not in rest
-    eventually(box.serves)

@@ -256,7 +256,17 @@ def test_stop_start_rollback(box: Box) -> None:
 
     back = box.run("rollback", "--json")
     assert back.code == Exit.OK, back
-    assert back.server("box", "demo")["serving"]["release"] == first
+    report = back.server("box", "demo")
+    assert (report["outcome"], report["serving"]["release"]) == ("rolled_back", first)
+    assert report["durations"]["verify"] > 0
+    assert not [event for event in back.events if event["event"] == "warning"], back  # its own release is its measure
+    assert report["began"] < report["serving"]["since"] < report["ended"]
+    same = box.run("rollback", "--json", "--to", first).server("box", "demo")
+    assert (same["outcome"], same["serving"], set(same["durations"])) == (
+        "unchanged",
+        report["serving"],
+        {"lock", "stage"},
+    )
     forth = box.run("rollback", "--json", "--to", second[:6])
     assert forth.server("box", "demo")["serving"]["release"] == second
     assert box.run("rollback", "--json", "--to", "ffff").code == Exit.REFUSED
