@@ -1,6 +1,7 @@
 """An engine's role: how to start, recognise, ask and read one kind of LLM server, from ``roles/<name>/engine.yml``.
 
-Pure: reads files of the roles directory (engine_file.py says how they are read).
+Pure: reads files of the roles directory. engine_file.py, which says what may stand there, costs more than all else that
+a command does here, so what it made of the same files is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import secrets
-from lamplighter.release.engine_file import engine_names, read_engine
+from lamplighter.kept import kept
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Server
@@ -117,10 +118,33 @@ def _with(values: Mapping[str, str], word: str) -> str:
 
 def load_engine(name: str, roles: Path) -> Engine:
     """The engine ``name`` of a roles directory. Raises InventoryError, with file:line where a file is at fault."""
-    compiled = read_engine(name, roles)
+    compiled = kept("engine", name, [*_files(roles), *_readers()], lambda: _read(name, roles))
     return Engine(name, compiled["launch"], compiled)
+
+
+def _read(name: str, roles: Path) -> dict[str, Any]:
+    from lamplighter.release.engine_file import read_engine
+
+    return read_engine(name, roles)
+
+
+def _files(roles: Path) -> list[Path]:
+    """All that may have a say in an engine of ``roles``: whatever one extends, and what is about any node."""
+    return sorted([*roles.glob("*/engine.yml"), *(roles / "node").glob("*.yml")])
+
+
+def _readers() -> list[Path]:
+    """The code that reads them."""
+    ours = Path(__file__).parent.parent
+    names = (
+        "release/engine_file.py", "inventory/sources/yaml_file.py", "inventory/values.py", "node/log/rules.py",
+        "node/events.py",
+    )  # fmt: skip
+    return [ours / name for name in names]
 
 
 def load_engines(roles: Path) -> dict[str, Engine]:
     """Every engine of a roles directory that can be started, by name. Raises InventoryError."""
+    from lamplighter.release.engine_file import engine_names
+
     return {name: load_engine(name, roles) for name in engine_names(roles)}

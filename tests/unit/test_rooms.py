@@ -28,6 +28,7 @@ FLOORS = (
     ("node.__main__",),
     ("node.boot",),
     ("paths", "project", "errors", "exits"),
+    ("kept",),
     ("inventory",),
     ("release",),
     ("lint",),
