@@ -21,12 +21,15 @@ from lamplighter.paths import at_home, read_file
 
 #: Files that are kept, the ones used last.
 MOST = 64
+#: The versions of the libraries that may have a say.
+LOCK = Path(__file__).parent.parent / "requirements.lock"
 
 
 def kept(kind: str, said: object, files: Iterable[Path], make: Callable[[], Any]) -> Any:
     """Return what ``make`` returns, which JSON can hold, and which ``said`` and the content of ``files`` decide alone.
 
-    ``said`` is JSON, too. Python's version and ours count as said. Raises what ``make`` raises, each time anew.
+    ``said`` is JSON, too. The versions of Python and of the libraries count as said. Raises what ``make`` raises, each
+    time anew.
     """
     try:
         file = _directory() / f"{kind}-{_digest(said, files)}.json"
@@ -42,7 +45,7 @@ def kept(kind: str, said: object, files: Iterable[Path], make: Callable[[], Any]
 
 def _digest(said: object, files: Iterable[Path]) -> str:
     total = hashlib.sha256(json.dumps([sys.version, said], sort_keys=True).encode())
-    for path in files:
+    for path in [*files, *([LOCK] if LOCK.exists() else [])]:
         content = read_file(path)
         total.update(b"\0%s\0%d\0" % (os.fsencode(path), len(content)) + content)
     return total.hexdigest()

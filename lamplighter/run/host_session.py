@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.inventory.schema import TREATMENT
-from lamplighter.lint import lint_of_node
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.release.changes import compare
@@ -220,7 +219,7 @@ class HostSession:
             "engine": release.manifest["engine"],
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(server, self.project / "roles"),
+            "lint": _lint_of_node(server, self.project),
         }
 
     def plan(self, server: Server) -> dict[str, Any]:
@@ -276,7 +275,7 @@ class HostSession:
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(server, self.project / "roles"),
+            "lint": _lint_of_node(server, self.project),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
         }
@@ -362,6 +361,12 @@ def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
     with contextlib.closing(Node(host.name, host.connection)) as node:
         node.begin()
         yield HostSession(host, node, project)
+
+
+def _lint_of_node(server: Server, project: Path) -> dict[str, Any]:
+    from lamplighter.lint import lint_of_node  # with all its rules, which most verbs do without
+
+    return lint_of_node(server, project / "roles")
 
 
 def _secret_findings(server: Server) -> list[dict[str, str]]:
