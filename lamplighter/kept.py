@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from lamplighter.paths import at_home, read_file
+from lamplighter.project import PROJECT
 
 #: Files that are kept, the ones used last.
 MOST = 64
 #: The versions of the libraries that may have a say.
-LOCK = Path(__file__).parent.parent / "requirements.lock"
+LOCK = PROJECT / "requirements.lock"
 
 
 def kept(kind: str, said: object, files: Iterable[Path], make: Callable[[], Any]) -> Any:
