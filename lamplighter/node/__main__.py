@@ -12,10 +12,9 @@ import traceback
 from typing import Any
 
 from lamplighter.node import confidential, events, journal, relay, worker
-from lamplighter.node.keeper import detached
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
 from lamplighter.node.system import files
-from lamplighter.node.verbs import follow, logs, requests, unchanged
+from lamplighter.node.verbs import requests
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -36,6 +35,8 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
 def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
     if request.get("if_changed"):
+        from lamplighter.node.verbs import unchanged  # as each verb, only where it is asked for
+
         with relay.heartbeat():
             before = unchanged.look_before(request, root)
         if before.end is not None:
@@ -59,18 +60,21 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         # else the one who asked lost contact and has come back before us: the run has ended before it began
         process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
         relay.follow(run, worker=process)
-    elif verb == "attach":
-        follow.attach(request, root)
-    elif verb == "cancel":
-        follow.cancel(request, root)
+    elif verb in ("attach", "cancel"):
+        from lamplighter.node.verbs import follow
+
+        (follow.attach if verb == "attach" else follow.cancel)(request, root)
     elif verb == "logs":
+        from lamplighter.node.verbs import logs
+
         logs.logs(request, root)
         relay.send({"event": events.BYE})
     else:
+        began = time.monotonic()
         with relay.heartbeat():
-            answer = requests.READING[verb](request, root)
+            answer = requests.reader_of(verb)(request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
-        relay.send({"event": events.BYE})
+        relay.send({"event": events.BYE, "took": round(time.monotonic() - began, 3)})
 
 
 def _tell(request: dict[str, Any], end: events.Event) -> None:
@@ -86,7 +90,7 @@ def _make_place(run: RunDirectory) -> bool:
 
     Raises OSError where none can be kept.
     """
-    if not follow.take_place(run):
+    if not worker.take_place(run):
         return False
     try:
         journal.lay_ballast(run.ballast)
@@ -100,10 +104,12 @@ def _make_place(run: RunDirectory) -> bool:
 def main() -> None:
     """Be the process that the first argument names; its orders come on stdin."""
     if sys.argv[1] == "supervise":
+        from lamplighter.node.keeper import detached
+
         detached.supervise()
     request = json.load(sys.stdin)
     runner = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, requests.RUNS)
+    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, requests.runner_of)
 
 
 if __name__ == "__main__":

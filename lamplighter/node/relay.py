@@ -16,7 +16,6 @@ import time
 from typing import Any, Iterator, Optional
 
 from lamplighter.node import events, journal
-from lamplighter.node.keeper import systemd
 from lamplighter.node.layout import IDENTITY, RunDirectory, read_json
 from lamplighter.node.system import processes
 from lamplighter.node.worker import is_at_work
@@ -64,6 +63,8 @@ def start_worker(request: dict[str, Any], home: str, run: RunDirectory) -> subpr
     Where PID 1 is systemd and we are root, or linger, the worker gets a scope of its own: otherwise logind may end it
     together with the SSH session, and a restart of sshd with another KillMode would too. Measured cost: 50 ms.
     """
+    from lamplighter.node.keeper import systemd  # which who reads only does without
+
     command = [sys.executable, "-I", "-S", home, "worker"]
     scope = systemd.scope(f"lamplighter-run-{run.run_id}")
     worker = _spawn([*scope, *command], request, run)

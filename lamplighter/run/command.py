@@ -37,6 +37,7 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.project import PROJECT
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
+from lamplighter.report.timings import CONTROL, WIRE, Timings
 from lamplighter.report.wording import LogText, printable
 from lamplighter.run.host_session import (
     Follower,
@@ -78,6 +79,8 @@ class Settings:
     vault: Vault = dataclasses.field(default_factory=Vault)
     sources: tuple[str, ...] = ()
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
+    timings: Timings | None = None
+    """Where the time goes, for a command that is to say it."""
     box: Callable[[Host, list[Server]], tuple[Host, list[Server]]] | None = None
     """Brings up the node in a box that a host with ``lab: NAME`` stands for, and points the host to it."""
 
@@ -120,6 +123,7 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         as_json,
         vault,
         sources,
+        Timings() if ours.get("timings") else None,
         ours.get("box"),
     )
 
@@ -272,8 +276,11 @@ def act(
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
     chosen: list[tuple[Host, list[Server]]] = []
+    timings = settings.timings or Timings()
+    timings.spent(CONTROL, "start and imports")
 
     def listen(event: Event) -> None:
+        timings.heard()
         fold.add(event)
         reporter.event(event)
         if afterwards is not None:
@@ -284,8 +291,9 @@ def act(
             if afterwards is not None:
                 stack.callback(afterwards.close)
             chosen = choose(settings, patterns, server, _refuse if sends_secrets else None)
+            timings.spent(CONTROL, "inventory")
             for host, servers in chosen:
-                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen)
+                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen, timings)
     except Interrupted as interrupted:
         _tell_untold(chosen, _as_error(interrupted), fold, reporter)
     except LamplighterError as error:
@@ -293,7 +301,12 @@ def act(
     except Exception as error:
         _tell(None, None, _defect(settings, error), fold, reporter)
     report = fold.report()
+    if settings.timings is not None:
+        timings.spent(CONTROL, "end")
+        report = dataclasses.replace(report, timings=timings.to_json())
     reporter.close(report)
+    if settings.timings is not None:
+        (complain if settings.as_json else say)(timings.text())
     raise Leave(code=report.exit_code)
 
 
@@ -320,14 +333,17 @@ def _act_on_host(
     fold: Fold,
     reporter: Reporter,
     listen: Callable[[Event], None],
+    timings: Timings,
 ) -> None:
     try:
         with open_session(host, PROJECT) as session:
+            timings.spent(WIRE, "login", host.name)
             for server in servers:
                 try:
                     deed(session, server, listen)
                     if afterwards is not None:
                         afterwards(session, server, fold, listen)
+                    timings.ran(f"{host.name}/{server.name}", fold.report().hosts[host.name].servers[server.name])
                 except Interrupted as interrupted:
                     _leave_or_cancel(settings, session, interrupted, fold, reporter)
                     if afterwards is not None:
@@ -485,10 +501,15 @@ def read(
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
-        for host, servers in choose(settings, patterns, server, _lint if word in LINTED else None):
+        timings = settings.timings or Timings()
+        timings.spent(CONTROL, "start and imports")
+        chosen = choose(settings, patterns, server, _lint if word in LINTED else None)
+        timings.spent(CONTROL, "inventory")
+        for host, servers in chosen:
             try:
                 with begin_session(host, PROJECT) as session:
                     answers[host.name] = question(session, servers)
+                timings.asked(host.name, session.seconds_on_node)
             except LamplighterError as error:
                 errors[host.name] = traced(settings, error)
             except Exception as error:
@@ -496,11 +517,14 @@ def read(
         if settings.as_json:
             hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
             hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-            say_json({word: {"hosts": hosts}})
+            more = {} if settings.timings is None else {"timings": timings.to_json()}
+            say_json({word: {"hosts": hosts, **more}})
         elif answers:
             say(text(answers))
         for told in errors.values():
             complain(told)
+        if settings.timings is not None:
+            (complain if settings.as_json else say)(timings.text())
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)

@@ -41,6 +41,8 @@ class HostSession:
         self.project = project
         #: A run that we have asked for and whose end we have not heard of.
         self.under_way: Follower | None = None
+        #: What our program has spent there on questions.
+        self.seconds_on_node = 0.0
         self._engines: dict[str, Engine] = {}
 
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
@@ -309,6 +311,7 @@ class HostSession:
             raise NodeRefused(silent.what, why=silent.why, next_step=silent.next_step) from silent
         except ContactLost as lost:  # a question leaves nothing behind that could go on without us
             raise Unreachable(lost.what, why=lost.why, next_step="ask again") from lost
+        self.seconds_on_node += number(bye.get("took")) or 0.0
         _raise_defect(self.host.name, bye)
         return bye
 

@@ -17,7 +17,6 @@ HELP = {
     "wait": "how long to wait for a lock that another run holds: seconds, or 90s, 10m, 2h",
 }
 
-READING = {name: HELP[name] for name in ("host", "server", "json")}
 
 #: Options of every task on hosts: they become settings of the tool, as if they stood in Invoke's configuration.
 EVERYWHERE = {
@@ -29,8 +28,19 @@ EVERYWHERE = {
 }
 
 
+TIMINGS = {"timings": "say at the end where the time went: here, on the wire, on the node, in the server"}
+
+
+#: Of tasks that reach hosts and say what came of it.
+ACTING = {**HELP, **TIMINGS}
+READING = {name: ACTING[name] for name in ("host", "server", "json", "timings")}
+
+
 def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., Any]]:
-    """Make a task of a function that takes ``host``, with the options of EVERYWHERE beside its own."""
+    """Make a task of a function that takes ``host``, with the options of EVERYWHERE beside its own.
+
+    One that names TIMINGS among its ``flags`` takes that, too.
+    """
 
     def decorate(body: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(body)
@@ -39,6 +49,8 @@ def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callab
                 said = given.pop(name, None)
                 if said:
                     c.config.lamplighter[name] = said
+            if given.pop("timings", False):
+                c.config.lamplighter["timings"] = True
             limit = given.pop("limit", None)
             if limit:
                 given["host"] = _named_hosts(c, given.get("host") or [], limit)
@@ -48,6 +60,8 @@ def on_hosts(flags: Mapping[str, str]) -> Callable[[Callable[..., None]], Callab
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("limit", *EVERYWHERE)
         ]
+        if TIMINGS.keys() <= flags.keys():
+            more.append(inspect.Parameter("timings", inspect.Parameter.KEYWORD_ONLY, default=False))
         vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
         words = {**flags, "limit": "the same as --host", **EVERYWHERE}
         return task(run, auto_shortflags=False, iterable=["host", "limit", *EVERYWHERE], help=words)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from invoke.context import Context
 
-from lamplighter.tasks.options import HELP, READING, on_hosts
+from lamplighter.tasks.options import ACTING, READING, on_hosts
 
 
 @on_hosts(
     flags={
-        **HELP,
+        **ACTING,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
         "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
     },
@@ -40,7 +40,7 @@ def deploy(
     )
 
 
-@on_hosts(flags={**HELP, "to": "release digest (default: the last other good one)"})
+@on_hosts(flags={**ACTING, "to": "release digest (default: the last other good one)"})
 def rollback(
     c: Context, host: list[str], server: str | None = None, to: str | None = None, json: bool = False, wait: str = "0"
 ) -> None:
@@ -51,7 +51,7 @@ def rollback(
     command.run(settings, host, server, "rollback", wait, to=to)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=ACTING)
 def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
@@ -61,7 +61,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
 
 
 @on_hosts(
-    flags={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+    flags={**ACTING, "stop": "stop the server first; without it, a server that runs is a refusal"},
 )
 def undeploy(
     c: Context, host: list[str], server: str | None = None, stop: bool = False, json: bool = False, wait: str = "0"
@@ -73,7 +73,7 @@ def undeploy(
     command.run(settings, host, server, "undeploy", wait, stop=stop)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=ACTING)
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
@@ -82,7 +82,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.run(settings, host, server, "start", wait)
 
 
-@on_hosts(flags=HELP)
+@on_hosts(flags=ACTING)
 def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command

@@ -4,17 +4,52 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-from lamplighter.node.health import (
-    diagnose,
-)
 from lamplighter.node.layout import server_home
-from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.verbs import check, deploy, releases, status, undeploy
 from lamplighter.node.worker import Run
+
+#: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
+RUNS = ("deploy", "rollback", "start", "restart", "stop", "undeploy")
+
+
+def runner_of(verb: str) -> Callable[[Run], None]:
+    """What a worker does for one of RUNS."""
+    from lamplighter.node.verbs import deploy, undeploy
+
+    if verb == "deploy":
+        return _deploy
+    runners = {
+        "rollback": deploy.roll_back_to,
+        "start": deploy.start_server,
+        "restart": deploy.restart,
+        "stop": deploy.stop_server,
+        "undeploy": undeploy.undeploy,
+    }
+    return _warned(runners[verb])
+
+
+def reader_of(verb: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    """What answers a verb that reads, with one object. Imported is what that one needs: all of it takes 0.1 s."""
+    if verb == "status":
+        from lamplighter.node.verbs import status
+
+        return status.status
+    if verb == "releases":
+        from lamplighter.node.verbs import releases
+
+        return releases.releases
+    if verb == "diagnose":
+        from lamplighter.node.health import diagnose
+
+        return diagnose.diagnose
+    from lamplighter.node.verbs import check
+
+    return {"check": check.check, "env": check.env, "facts": check.facts, "plan": check.preview}[verb]
 
 
 def _deploy(run: Run) -> None:
     """Deploy; with ``--if-changed``, the journal says first why the server was not left alone."""
+    from lamplighter.node.verbs import deploy
+
     for reason in run.request.get("because") or ():
         run.progress(reason)
     deploy.deploy(run)
@@ -31,22 +66,13 @@ def _warned(verb: Callable[[Run], None]) -> Callable[[Run], None]:
     return warn_and_do
 
 
-#: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
-RUNS: dict[str, Callable[[Run], None]] = {
-    "deploy": _deploy,
-    "rollback": _warned(deploy.roll_back_to),
-    "start": _warned(deploy.start_server),
-    "restart": _warned(deploy.restart),
-    "stop": _warned(deploy.stop_server),
-    "undeploy": _warned(undeploy.undeploy),
-}
-
-
 def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, Any]]:
     """Complete a request that the inventory could give no plan: by the current release's, or the newest good one's.
 
     None where there is no such release.
     """
+    from lamplighter.node.stages import releases as catalogue
+
     home = server_home(root, request["server"]["name"])
     current = home.current_release()
     for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
@@ -56,15 +82,3 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
             because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.name} is used"
             return {**request, "server": server, "engine": known["engine"], "because": (because,)}
     return None
-
-
-#: Verbs that read, and answer with one object.
-READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
-    "status": status.status,
-    "check": check.check,
-    "diagnose": diagnose.diagnose,
-    "env": check.env,
-    "facts": check.facts,
-    "plan": check.preview,
-    "releases": releases.releases,
-}
