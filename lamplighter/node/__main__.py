@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, Callable
 
 from lamplighter.node import confidential, events, journal, relay, worker
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
@@ -59,7 +60,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
             return
         # else the one who asked lost contact and has come back before us: the run has ended before it began
         process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
-        relay.follow(run, worker=process)
+        relay.follow(run, worker=process, beside=_facts_beside(request, root))
     elif verb in ("attach", "cancel"):
         from lamplighter.node.verbs import follow
 
@@ -75,6 +76,28 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
             answer = requests.reader_of(verb)(request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
         relay.send({"event": events.BYE, "took": round(time.monotonic() - began, 3)})
+
+
+def _facts_beside(request: dict[str, Any], root: str) -> Callable[[events.Event], None]:
+    """Tell after a deploy, if it is asked for, the facts that its checks want: they need no conversation of their own.
+
+    What that takes is imported while the server gets ready. Where it fails nothing is told, and who wants them asks.
+    """
+
+    def hear(event: events.Event) -> None:
+        if event["event"] == events.STAGE_START and event.get("stage") == "ready":
+            threading.Thread(target=requests.reader_of, args=("facts",), daemon=True).start()
+        if event["event"] == events.END and event.get("outcome") == "deployed":
+            with contextlib.suppress(relay.ReaderGone), relay.heartbeat():
+                try:
+                    facts = requests.reader_of("facts")(request, root)
+                except Exception:
+                    return
+                relay.send(
+                    {"event": events.FACTS, "facts": confidential.of_homes(all_servers(root), request).hide(facts)}
+                )
+
+    return hear if request.get("tell_facts") else lambda event: None
 
 
 def _tell(request: dict[str, Any], end: events.Event) -> None:

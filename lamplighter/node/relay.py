@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from lamplighter.node import events, journal
 from lamplighter.node.layout import IDENTITY, RunDirectory, read_json
@@ -93,17 +93,30 @@ def _failed_to_begin(worker: subprocess.Popen[bytes], run: RunDirectory) -> bool
     return False
 
 
-def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[bytes]] = None) -> None:
+def follow(
+    run: RunDirectory,
+    after: int = 0,
+    worker: Optional[subprocess.Popen[bytes]] = None,
+    beside: Callable[[events.Event], None] = lambda event: None,
+) -> None:
     """Relay the events of ``run`` numbered above ``after`` until its end event, or until its worker is gone.
+
+    ``beside`` gets each event when it is sent.
 
     Ends with a ``bye`` line: the control side takes only that as the end of the conversation, since an SSH channel
     also ends when sshd or the wire dies.
     """
     with contextlib.closing(journal.Reader(run.journal)) as reader:
-        _follow(run, reader, after, worker)
+        _follow(run, reader, after, worker, beside)
 
 
-def _follow(run: RunDirectory, reader: journal.Reader, after: int, worker: Optional[subprocess.Popen[bytes]]) -> None:
+def _follow(
+    run: RunDirectory,
+    reader: journal.Reader,
+    after: int,
+    worker: Optional[subprocess.Popen[bytes]],
+    beside: Callable[[events.Event], None],
+) -> None:
     handle: Optional[processes.Handle] = None
     waiting = select.poll()
     waiting.register(sys.stdout.fileno(), select.POLLERR)
@@ -120,6 +133,7 @@ def _follow(run: RunDirectory, reader: journal.Reader, after: int, worker: Optio
             if event.get("seq", 0) > after:
                 send(event)
                 last_sent = time.monotonic()
+            beside(event)
             if event["event"] == events.END:
                 send({"event": events.BYE})
                 return

@@ -194,6 +194,9 @@ Deed = Callable[[HostSession, Server, Listen], None]
 class Afterwards(Protocol):
     """What follows a deed that went well: the verification."""
 
+    def on(self, session: HostSession) -> None:
+        """Learn where the next deed is done."""
+
     def hear(self, event: Event) -> None:
         """Learn how far the deed is."""
 
@@ -338,6 +341,8 @@ def _act_on_host(
     try:
         with open_session(host, PROJECT) as session:
             timings.spent(WIRE, "login", host.name)
+            if afterwards is not None:
+                afterwards.on(session)
             for server in servers:
                 try:
                     deed(session, server, listen)

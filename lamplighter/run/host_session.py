@@ -43,6 +43,8 @@ class HostSession:
         self.under_way: Follower | None = None
         #: What our program has spent there on questions.
         self.seconds_on_node = 0.0
+        #: Of a server that was just deployed, for the first who asks.
+        self._told_facts: dict[str, dict[str, Any]] = {}
         self._engines: dict[str, Engine] = {}
 
     def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
@@ -53,7 +55,13 @@ class HostSession:
         then never begins. Raises LamplighterError for all that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
-        follower = Follower(self.host.name, server.name, prepared["run"], on_event)
+
+        def listen(event: Event) -> None:
+            if event["event"] == events.END:  # what comes after it may be given up
+                self.under_way = None
+            on_event(event)
+
+        follower = Follower(self.host.name, server.name, prepared["run"], listen)
         follower.asked = {"verb": verb, "by": whoever_asks()}
 
         def is_sent() -> None:
@@ -65,6 +73,7 @@ class HostSession:
             self.under_way = None
             raise
         self.under_way = None
+        self._told_facts = {server.name: follower.facts} if follower.facts else {}
 
     def attach(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
@@ -188,7 +197,12 @@ class HostSession:
         return _wanted(self._release(server))
 
     def facts(self, server: Server) -> dict[str, Any]:
-        """Ask all that checks may know about the node and ``server``, in one exec. Reads only."""
+        """Ask all that checks may know about the node and ``server``, in one exec. Reads only.
+
+        Who has just deployed it has been told with the end of the run.
+        """
+        if server.name in self._told_facts:
+            return self._told_facts.pop(server.name)
         engine = self.engine_of(server)
         release = build_release(self.host, server, engine, self.project)
         request = {"verb": "facts", "server": release.manifest["server"], "engine": engine.compiled}
@@ -280,6 +294,7 @@ class HostSession:
             "lint": _lint_of_node(server, self.project),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
+            "tell_facts": True,
         }
 
     def _plan(self, server: Server) -> dict[str, Any]:
@@ -424,6 +439,8 @@ class Follower:
         self.words = 0
         #: Who asked for the run, and for which verb; None for a run of somebody else.
         self.asked: Mapping[str, str] | None = None
+        #: What the node has told with the end of a deploy, for the checks.
+        self.facts: dict[str, Any] = {}
         self._on_event = on_event
 
     def __call__(self, event: Event) -> None:
@@ -434,6 +451,9 @@ class Follower:
             status = events.invocation("status", self.host, self.server)
             raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
         self.words += 1
+        if event["event"] == events.FACTS:
+            self.facts = event["facts"]
+            return
         self.run = text(event.get("run")) or self.run
         self.last = max(self.last, int(number(event.get("seq")) or 0))
         self._on_event(event if "host" in event else {**event, "host": self.host, "server": self.server})
