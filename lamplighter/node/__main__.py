@@ -73,7 +73,7 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
     else:
         began = time.monotonic()
         with relay.heartbeat():
-            answer = requests.reader_of(verb)(request, root)
+            answer = requests.answer_to(request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
         relay.send({"event": events.BYE, "took": round(time.monotonic() - began, 3)})
 
@@ -90,7 +90,7 @@ def _facts_beside(request: dict[str, Any], root: str) -> Callable[[events.Event]
         if event["event"] == events.END and event.get("outcome") == "deployed":
             with contextlib.suppress(relay.ReaderGone), relay.heartbeat():
                 try:
-                    facts = requests.reader_of("facts")(request, root)
+                    facts = requests.answer_to({**request, "verb": "facts"}, root)
                 except Exception:
                     return
                 relay.send(

@@ -27,6 +27,15 @@ def runner_of(verb: str) -> Callable[[Run], None]:
     return _warned(runners[verb])
 
 
+def answer_to(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Answer a request that reads; all of it shares one look at the GPUs."""
+    reader = reader_of(request["verb"])
+    from lamplighter.node.gpu import gpus
+
+    with gpus.one_look():
+        return reader(request, root)
+
+
 def reader_of(verb: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
     """What answers a verb that reads, with one object. Imported is what that one needs: all of it takes 0.1 s."""
     if verb == "status":
