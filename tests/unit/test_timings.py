@@ -71,14 +71,14 @@ def test_the_table_ends_with_what_each_place_took(wait: Clock) -> None:
     wait(2)
     timings.asked("gpu1", 0.5)
     assert timings.text().splitlines() == [
-        "  where    of    what                       seconds",
-        "  control        inventory                    1.000",
-        "  node     gpu1  answer                       0.500",
-        "  wire     gpu1  login, question and answer   1.500",
-        "  control        in all                       1.000",
-        "  wire           in all                       1.500",
-        "  node           in all                       0.500",
-        "                 all                          3.000",
+        "  where    of    what                        seconds",
+        "  control        inventory                     1.000",
+        "  node     gpu1  answer                        0.500",
+        "  wire     gpu1  login, question and answer    1.500",
+        "  control        in all                        1.000",
+        "  wire           in all                        1.500",
+        "  node           in all                        0.500",
+        "                 all                           3.000",
     ]
 
 
