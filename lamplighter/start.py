@@ -56,7 +56,11 @@ def keep_streams() -> None:
 
 
 def imported_program() -> Program:
-    """Invoke, without unittest.mock, and with that asyncio, which it imports for a class that tests alone use."""
+    """Invoke, without unittest.mock, and with that asyncio, which it imports for a class that tests alone use.
+
+    PyYAML, which the inventory needs, stands for the copy of it that Invoke has: it takes either.
+    """
+    sys.modules.setdefault("invoke.vendor.yaml", importlib.import_module("yaml"))
     absent = {name: ModuleType(name) for name in ("unittest", "unittest.mock") if name not in sys.modules}
     for module in absent.values():
         vars(module)["Mock"] = object

@@ -16,7 +16,6 @@ from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.inventory.schema import TREATMENT
 from lamplighter.node import events
 from lamplighter.node.events import Event
-from lamplighter.release.changes import compare
 from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
@@ -240,6 +239,8 @@ class HostSession:
 
     def plan(self, server: Server) -> dict[str, Any]:
         """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
+        from lamplighter.release.changes import compare  # with the reader of arguments, which other verbs do without
+
         findings, release = _secret_findings(server), self._release(server)
         asked = self._question("plan", server, release)
         found = self._result(asked if findings else {**asked, "secrets": resolve_secrets(server)})
