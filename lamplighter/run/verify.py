@@ -135,7 +135,7 @@ def _begun_shell(session: HostSession) -> Shell:
 
 
 class Verification:
-    """The checks after a deploy, whose process and shell begin while the server gets ready."""
+    """The checks after a deploy, whose process and shell begin before they are wanted."""
 
     def __init__(self, inventory: Path) -> None:
         self._inventory = inventory
@@ -149,11 +149,13 @@ class Verification:
         self._session = session
 
     def hear(self, event: Event) -> None:
-        """Begin the process of the checks, and their shell on the node, when a server is waited for."""
-        if event["event"] == events.STAGE_START and event.get("stage") == "ready":
+        """Begin the process of the checks when a server is waited for, and before that their shell on the node."""
+        if event["event"] != events.STAGE_START:
+            return
+        if event.get("stage") == "ready":
             self._inspectors.begin()
-            if self._shell is None and self._session is not None:
-                self._shell = _begun_shell(self._session)
+        elif event.get("stage") == "stop" and self._shell is None and self._session is not None:
+            self._shell = _begun_shell(self._session)
 
     def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Callable[[Event], None]) -> None:
         if self._shell is not None and not self._shell.stands():
