@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+#: One of each part of what we need: an Invoke that has none of them is not the one of our environment.
+_NEEDED = ("fabric", "jinja2", "pydantic", "rich", "testinfra", "yaml")
+
+
+def _go_on_in_environment() -> None:
+    """Hand the command line to `./inv`, which has all that we need, where this Python lacks some of it."""
+    here = Path(__file__).resolve().parent
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    said = f"tasks.py: {sys.executable} lacks {', '.join(missing)}"
+    is_ours = Path(sys.prefix).resolve() == here / ".venv"
+    is_command = Path(sys.argv[0]).name in ("invoke", "inv", "__main__.py")
+    if is_ours or not is_command:
+        advice = f"remove {here / '.venv'}: ./inv makes it anew" if is_ours else f"run {here / 'inv'} instead"
+        print(f"{said}; {advice}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{said}; {here / 'inv'} goes on", file=sys.stderr)
+    os.execv(here / "inv", ["inv", *sys.argv[1:]])  # noqa: S606 - a path of ours, and no shell's line
+
+
+_go_on_in_environment()
 
 from invoke.collection import Collection
 from invoke.context import Context
@@ -36,7 +61,7 @@ def style(c: Context) -> None:
     """Check style: ruff over the Python, shellcheck over the shell scripts."""
     _tool("ruff", "check", ".")
     _tool("ruff", "format", "--check", ".")
-    _command("shellcheck", "inv", ".ci/run")
+    _command("shellcheck", "inv", ".ci/run", "templates/repository/ci/check.sh")
 
 
 @task(auto_shortflags=False)
@@ -84,6 +109,6 @@ def _command(*words: str) -> None:
         raise Exit(code=status if 0 < status < 128 else 1)
 
 
-ns = collection()
+ns = collection(__file__)
 ns.add_task(test)
 ns.add_collection(Collection("dev", test, style, types, check_all, soak))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import node
@@ -10,7 +11,7 @@ from lamplighter.inventory import Host, Server
 from lamplighter.run.command import complain
 
 
-def bring_up(host: Host, servers: list[Server], directory: Path) -> tuple[Host, list[Server]]:
+def bring_up(host: Host, servers: Sequence[Server], directory: Path) -> tuple[Host, list[Server]]:
     """Bring up the box that ``host`` stands for, below ``directory``; return the host, pointed to it, and its servers.
 
     A port that somebody else on this machine has (another box) is replaced, and that is said.

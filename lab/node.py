@@ -63,6 +63,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
 class LabFailed(LamplighterError):
     """The node in a box did not come up or go down."""
 
+    advice = "`./inv lab.down` ends all that runs on it, then try again"
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -129,6 +131,7 @@ def ensure_up(name: str, directory: Path, *, gpus: int = 2) -> Endpoint:
     ``gpus`` counts when the node is made for the first time. Raises LabFailed when it does not answer in time.
     """
     layout = _layout(name, directory)
+    _user()
     with _taking_turns(layout):
         port = _answering_port(layout)
         if port is None:
@@ -232,7 +235,14 @@ def _endpoint(layout: Layout, port: int) -> Endpoint:
 
 
 def _user() -> pwd.struct_passwd:
-    return pwd.getpwuid(os.getuid())
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise LabFailed(
+            f"user {os.getuid()} has no name on this machine",
+            why="SSH logs in by name",
+            next_step="run this as a user of /etc/passwd",
+        ) from error
 
 
 def _furnish(layout: Layout, gpus: int) -> None:

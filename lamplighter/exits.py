@@ -31,7 +31,10 @@ MEANINGS = {
         next_step="./inv status{on} says what serves",
     ),
     Exit.USAGE: Meaning(
-        "usage or inventory is wrong; nothing was opened", "fix the file and line it names", outcome="refused"
+        "usage or inventory is wrong; nothing was opened",
+        "fix the file and line it names",
+        outcome="refused",
+        next_step="correct that, and run the command again; `./inv lint` looks over the inventory",
     ),
     Exit.REFUSED: Meaning(
         "refused by preflight or the environment proof; nothing was touched",
@@ -67,7 +70,7 @@ MEANINGS = {
         next_step="repair the cause and deploy again; the old release serves until then",
     ),
     Exit.LOCKED: Meaning(
-        "another run holds the lock",
+        "another run holds the lock, or somebody has put the server on hold",
         "again later",
         outcome="refused",
         next_step="run the same command again later",

@@ -50,6 +50,7 @@ from lamplighter.inventory.values import (
 from lamplighter.inventory.variables import VariableFiles, canonical
 from lamplighter.inventory.vault import Vault, opened
 from lamplighter.paths import at_home
+from lamplighter.project import Roles
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Host:
 _ABSENT = ("is missing", "say ansible_host")
 
 
-def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | None = None) -> Inventory:
+def load_inventory(sources: Path | Sequence[str], roles: Roles, vault: Vault | None = None) -> Inventory:
     """The inventory of one path, or of several ``sources`` as given on a command line, over the defaults in ``roles``.
 
     Raises InventoryError that lists every mistake in the sources themselves; values are checked by ``Inventory.host``.
@@ -115,7 +116,7 @@ def load_inventory(sources: Path | Sequence[str], roles: Path, vault: Vault | No
         raise InventoryError(f"cannot be read: {error.strerror}", origin=error.filename or ", ".join(given)) from error
 
 
-def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
+def _load(sources: Sequence[Source], roles: Roles, vault: Vault) -> Inventory:
     problems = Problems()
     tree = Tree(problems)
     read_sources(sources, tree)
@@ -135,6 +136,21 @@ def _load(sources: Sequence[Source], roles: Path, vault: Vault) -> Inventory:
     return Inventory(tree, files, roles, defaults, sources[0].path, vault)
 
 
+def defaults_file(engine: str, roles: Roles) -> Path | None:
+    """Where the defaults of ``engine`` stand: in its own role, else in that of the nearest engine that it extends."""
+    seen: list[str] = []
+    while engine not in seen:
+        seen.append(engine)
+        if (file := roles / engine / "defaults.yml").is_file():
+            return file
+        path = roles / engine / "engine.yml"
+        parent = (read_mapping(path, Problems()).entries or {}).get("extends") if path.is_file() else None
+        if parent is None or not isinstance(parent.data, str):
+            return None
+        engine = parent.data
+    return None
+
+
 class Inventory:
     """The hosts and groups of one inventory; ``host`` gives one with everything that is said about it."""
 
@@ -142,14 +158,14 @@ class Inventory:
         self,
         tree: Tree,
         files: VariableFiles,
-        roles: Path,
+        roles: Roles,
         defaults: Mapping[str, Value],
         path: Path,
         vault: Vault,
     ) -> None:
         self._tree = tree
         self._files = files
-        self._defaults = defaults
+        self._defaults = dict(defaults)
         self._engines = sorted(file.parent.name for file in roles.glob("*/engine.yml"))
         self._roles = roles
         self.hosts: tuple[str, ...] = tuple(tree.hosts)
@@ -256,8 +272,15 @@ class Inventory:
         engine = (server.entries or {}).get("engine")
         of_engine = EMPTY
         if engine is not None and isinstance(engine.data, str) and engine.data != "node":
-            of_engine = self._defaults.get(engine.data, EMPTY)
+            of_engine = self._defaults_of(engine.data)
         return merge(common, of_engine)
+
+    def _defaults_of(self, engine: str) -> Value:
+        if engine not in self._defaults and engine in self._engines:
+            file, problems = defaults_file(engine, self._roles), Problems()
+            self._defaults[engine] = EMPTY if file is None else canonical(read_mapping(file, problems), problems)
+            problems.raise_if_any()
+        return self._defaults.get(engine, EMPTY)
 
     def _check_thresholds(self, merged: Value, problems: Problems) -> None:
         servers = (merged.entries or {}).get("servers", EMPTY)
@@ -288,6 +311,13 @@ class Inventory:
                 taken = _entry(found.entries[other], "port").origin
                 problems.add(port, f"servers.{name}.port: {server.port} is the port of servers.{other} too ({taken})")
             ports.setdefault(server.port, name)
+        for name, server in servers.items():
+            if server.was in found.entries:
+                where = _entry(found.entries[name], "was").origin
+                what = (
+                    "its own name" if server.was == name else f"the name of servers.{server.was}, which is there still"
+                )
+                problems.add(where, f"servers.{name}.was: {server.was} is {what}")
         return servers if len(servers) == len(found.entries) else None
 
     def _check_engine(self, name: str, server: Value, problems: Problems) -> None:

@@ -31,6 +31,7 @@ from lamplighter.inventory.values import Problems, Secret, Value, did_you_mean, 
 
 #: What a check may be; numbers and lists beside them are thresholds.
 LEVELS = ("blocker", "warning", "off")
+NAME_OF_SERVER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 #: Seconds that no setting reaches: some months.
 _LONGEST = 1e7
 
@@ -90,6 +91,12 @@ def _user(value: object) -> str:
 def _lab(value: object) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", _text(value)):
         raise _Unfit("must be 1 to 40 of A-Z a-z 0-9 _ . - and begin with a letter or digit")
+    return _text(value)
+
+
+def _server_name(value: object) -> str:
+    if not NAME_OF_SERVER.fullmatch(_text(value)):
+        raise _Unfit("must be the name of a server: 1 to 40 of a-z 0-9 _ . -, beginning with a letter or digit")
     return _text(value)
 
 
@@ -257,6 +264,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 Text = Annotated[str, BeforeValidator(_text)]
 Line = Annotated[str, BeforeValidator(_line)]
 Address = Annotated[str, BeforeValidator(_address)]
+ServerName = Annotated[str, BeforeValidator(_server_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 ArgName = Annotated[str, AfterValidator(_arg_name)]
 ArgValue = Annotated[
@@ -391,6 +399,9 @@ class Server(_Frozen):
     keep_releases: Annotated[int, _whole(1, 1000), TREATED] = 5
     gpus_unified: Annotated[Literal["refuse", "accept"], TREATED] = "refuse"
     on_confirm_failure: Annotated[Literal["keep", "rollback"], TREATED] = "keep"
+    on_verify_failure: Annotated[
+        Literal["auto", "keep", "rollback"], ControlOnly("`deploy` goes by it; the node is asked for a rollback")
+    ] = "auto"
     allow: Annotated[tuple[Text, ...], TREATED] = ()
     nccl_proof: Annotated[bool, BeforeValidator(_switch)] = False
     tls: Annotated[Literal["none", "verify", "self-signed"], TREATED] = "none"
@@ -398,6 +409,7 @@ class Server(_Frozen):
     parser: Annotated[Literal["auto", "off"], TREATED] = "auto"
     prestart: Annotated[Literal["auto", "off"], TREATED] = "auto"
     prefetch: Annotated[Literal["auto", "off"], TREATED] = "auto"
+    was: Annotated[ServerName | None, ControlOnly("the request has it, for the first deploy alone")] = None
     checks: Annotated[Mapping[CheckName, CheckValue], ControlOnly("`verify` goes by them; the request has them")] = {}
     lint: Annotated[LintSettings, ControlOnly("`lint` goes by it; the request has it")] = LintSettings()
 
@@ -529,7 +541,7 @@ def check_server(name: str, value: Value, problems: Problems) -> Server | None:
     """The server of this name from its merged settings; None after a problem."""
     path = f"servers.{name}"
     before = len(problems)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,39}", name):
+    if not NAME_OF_SERVER.fullmatch(name):
         problems.add(
             value.origin, f"{path}: the name must be 1 to 40 of a-z 0-9 _ . - and begin with a letter or digit"
         )

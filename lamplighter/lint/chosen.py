@@ -8,9 +8,10 @@ from pathlib import Path
 from lamplighter.inventory import Host, Server
 from lamplighter.inventory.values import Lint, Origin, Problems
 from lamplighter.lint import lint_servers
+from lamplighter.project import Project
 
 
-def refuse(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> list[Lint]:
+def refuse(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path | Project) -> list[Lint]:
     """The warnings of these servers, each once. Raises InventoryError with all errors, where there are some."""
     found = lint_chosen(chosen, project)
     problems = Problems()
@@ -21,7 +22,7 @@ def refuse(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> li
     return [lint for lint in found if lint.level == "warning"]
 
 
-def lint_chosen(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path) -> list[Lint]:
+def lint_chosen(chosen: Iterable[tuple[Host, Sequence[Server]]], project: Path | Project) -> list[Lint]:
     """What lint has to say of these servers, each finding once, by place."""
     found = [lint for host, servers in chosen for lint in lint_servers(host, servers, project / "roles")]
     return sorted(dict.fromkeys(found), key=place_of)

@@ -12,6 +12,7 @@ from lamplighter.errors import InventoryError
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Origin, Problems, plain, shown_path
 from lamplighter.node.versions import compare
+from lamplighter.project import Roles
 
 FILE = "lint.yml"
 COMMON = "node"
@@ -147,7 +148,7 @@ class Knowledge:
 
 
 @functools.cache
-def load_knowledge(roles: Path, engines: tuple[str, ...]) -> Knowledge:
+def load_knowledge(roles: Roles, engines: tuple[str, ...]) -> Knowledge:
     """What ``lint.yml`` of the role ``node`` says, and that of the engine's role over those that it extends.
 
     Raises InventoryError, with the file at fault.
@@ -162,7 +163,7 @@ def load_knowledge(roles: Path, engines: tuple[str, ...]) -> Knowledge:
     return Knowledge(_read(roles / COMMON / FILE, Common), OfEngine(**below))
 
 
-def load_rules(roles: Path) -> dict[str, About]:
+def load_rules(roles: Roles) -> dict[str, About]:
     """What each rule is about. Raises InventoryError."""
     return load_knowledge(roles, ()).common.rules
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from lamplighter.errors import InventoryError
@@ -13,16 +12,17 @@ from lamplighter.inventory.values import Lint, did_you_mean
 from lamplighter.lint.knowledge import About, load_knowledge
 from lamplighter.lint.rules import inspect
 from lamplighter.lint.view import Entry, Finding, View, error, warning
+from lamplighter.project import Roles
 from lamplighter.release.engine import Engine, load_engine
 
 
-def lint_servers(host: Host, servers: Iterable[Server], roles: Path) -> list[Lint]:
+def lint_servers(host: Host, servers: Iterable[Server], roles: Roles) -> list[Lint]:
     """What is wrong with these servers of ``host``, by place; the id of what gives no command line is ``inventory``."""
     found = [lint for server in servers for lint in _lint(host, server, load_engine(server.engine, roles), roles)]
     return [replace(lint, level="error") for lint in found] if host.is_strict else found
 
 
-def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[Lint]:
+def _lint(host: Host, server: Server, engine: Engine, roles: Roles) -> Iterator[Lint]:
     try:
         view = view_of(server, engine, roles)
     except InventoryError as error:
@@ -39,7 +39,7 @@ def _lint(host: Host, server: Server, engine: Engine, roles: Path) -> Iterator[L
         yield Lint(finding.id, path, message, host.origin(path), finding.level, finding.instead, source)
 
 
-def lint_of_node(server: Server, roles: Path) -> dict[str, Any]:
+def lint_of_node(server: Server, roles: Roles) -> dict[str, Any]:
     """What the node needs to look on: the names of NCCL's library to look for, and what is ignored. JSON-safe."""
     view = view_of(server, load_engine(server.engine, roles), roles)
     nccl = view.known.common.nccl
@@ -47,7 +47,7 @@ def lint_of_node(server: Server, roles: Path) -> dict[str, Any]:
     return {"nccl": names, "ignore": [[each.id, each.variable] for each in server.lint.ignore]}
 
 
-def view_of(server: Server, engine: Engine, roles: Path) -> View:
+def view_of(server: Server, engine: Engine, roles: Roles) -> View:
     """The server as the rules see it. Raises InventoryError where it has no command line."""
     settings, argv = engine.settings(server), tuple(map(str.__str__, engine.arguments(server)))
     if server.served_name is not None:  # that is what it answers to, whatever its model is called

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from lamplighter.node import confidential, events, journal, relay, worker
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
@@ -35,6 +35,10 @@ def serve(request: dict[str, Any], root: str, home: str) -> None:
 
 def _answer(request: dict[str, Any], root: str, home: str) -> None:
     verb = request["verb"]
+    unknown = _unknown_here(request, root)
+    if unknown is not None:
+        relay.send({"event": events.BYE, "unknown_server": unknown})
+        return
     if request.get("if_changed"):
         from lamplighter.node.verbs import unchanged  # as each verb, only where it is asked for
 
@@ -98,6 +102,14 @@ def _facts_beside(request: dict[str, Any], root: str) -> Callable[[events.Event]
                 )
 
     return hear if request.get("tell_facts") else lambda event: None
+
+
+def _unknown_here(request: dict[str, Any], root: str) -> Optional[str]:
+    """Name the server that was asked for, where the inventory does not know it and we do not, either."""
+    if not request.get("unlisted"):
+        return None
+    names = request.get("servers") or [request["server"]["name"]]
+    return next((name for name in names if not os.path.isdir(server_home(root, name).path)), None)
 
 
 def _tell(request: dict[str, Any], end: events.Event) -> None:

@@ -216,6 +216,11 @@ class ServerHome:
         return os.path.join(self.path, "server.json")
 
     @property
+    def hold(self) -> str:
+        """Who asked that no run touches the server, why and until when."""
+        return os.path.join(self.path, "hold.json")
+
+    @property
     def unit(self) -> str:
         """Which systemd unit is ours, and its text as it was committed last."""
         return os.path.join(self.path, "unit.json")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import secrets
 from lamplighter.kept import kept
+from lamplighter.project import Roles
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Server
@@ -116,19 +117,19 @@ def _with(values: Mapping[str, str], word: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: values[match.group(1)], word)
 
 
-def load_engine(name: str, roles: Path) -> Engine:
+def load_engine(name: str, roles: Roles) -> Engine:
     """The engine ``name`` of a roles directory. Raises InventoryError, with file:line where a file is at fault."""
     compiled = kept("engine", name, [*_files(roles), *_readers()], lambda: _read(name, roles))
     return Engine(name, compiled["launch"], compiled)
 
 
-def _read(name: str, roles: Path) -> dict[str, Any]:
+def _read(name: str, roles: Roles) -> dict[str, Any]:
     from lamplighter.release.engine_file import read_engine
 
     return read_engine(name, roles)
 
 
-def _files(roles: Path) -> list[Path]:
+def _files(roles: Roles) -> list[Path]:
     """All that may have a say in an engine of ``roles``: whatever one extends, and what is about any node."""
     return sorted([*roles.glob("*/engine.yml"), *(roles / "node").glob("*.yml")])
 
@@ -143,7 +144,7 @@ def _readers() -> list[Path]:
     return [ours / name for name in names]
 
 
-def load_engines(roles: Path) -> dict[str, Engine]:
+def load_engines(roles: Roles) -> dict[str, Engine]:
     """Every engine of a roles directory that can be started, by name. Raises InventoryError."""
     from lamplighter.release.engine_file import engine_names
 

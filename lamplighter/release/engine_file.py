@@ -11,7 +11,6 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -30,6 +29,7 @@ from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Origin, Problems, Value, did_you_mean, plain, shown_path
 from lamplighter.node.events import PHASES
 from lamplighter.node.log.rules import compiled as compiled_regex
+from lamplighter.project import Roles
 
 FILE = "engine.yml"
 #: What a role may be called: the name of a directory, and nothing that leads elsewhere.
@@ -45,7 +45,7 @@ ADDED = (
 NEEDED = ("launch", "identity", "generate", "processes", "stop", "phases", "failures")
 
 
-def read_engine(name: str, roles: Path) -> dict[str, Any]:
+def read_engine(name: str, roles: Roles) -> dict[str, Any]:
     """What ``roles/<name>/engine.yml`` says, complete and JSON-safe. Raises InventoryError, with file:line."""
     problems = Problems()
     merged = _merged(name, roles, problems, ())
@@ -63,7 +63,7 @@ def read_engine(name: str, roles: Path) -> dict[str, Any]:
     return {"name": name, **_complete(merged), **of_node}
 
 
-def rule_place(name: str, roles: Path, key: str, pattern: str) -> Origin | None:
+def rule_place(name: str, roles: Roles, key: str, pattern: str) -> Origin | None:
     """Where ``pattern`` stands under ``key`` of an engine's file or of one that it extends; None where nowhere."""
     while True:
         entries = read_mapping(roles / name / FILE, Problems()).entries or {}
@@ -85,7 +85,7 @@ def _place_of(value: Value, pattern: str) -> Origin | None:
     return next((place for each in inner if (place := _place_of(each, pattern)) is not None), None)
 
 
-def engine_names(roles: Path) -> list[str]:
+def engine_names(roles: Roles) -> list[str]:
     """The names that ``load_engine`` takes: roles whose engine.yml, with what it extends, has a launch."""
     names = []
     for path in sorted(roles.glob(f"*/{FILE}")):
@@ -102,7 +102,7 @@ def engine_names(roles: Path) -> list[str]:
     return names
 
 
-def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
+def _merged(name: str, roles: Roles, problems: Problems, children: tuple[str, ...]) -> dict[str, Any]:
     """The contents of one engine.yml on top of those it extends, each file checked by itself."""
     path = roles / name / FILE
     if not NAME.fullmatch(name) or not path.is_file():
@@ -126,7 +126,7 @@ def _merged(name: str, roles: Path, problems: Problems, children: tuple[str, ...
     return {**together, "ancestors": [parent, *ground["ancestors"]]}
 
 
-def _read_of_node(name: str, model: type[_Part], roles: Path, problems: Problems) -> dict[str, Any]:
+def _read_of_node(name: str, model: type[_Part], roles: Roles, problems: Problems) -> dict[str, Any]:
     """The content of a file of the role ``node``; {} in a directory of roles that has none."""
     path = roles / "node" / f"{name}.yml"
     if not path.is_file():
@@ -136,7 +136,7 @@ def _read_of_node(name: str, model: type[_Part], roles: Path, problems: Problems
     return dict(_as_json(plain(value)))
 
 
-def _unknown(name: str, roles: Path) -> InventoryError:
+def _unknown(name: str, roles: Roles) -> InventoryError:
     known = engine_names(roles)
     return InventoryError(
         f"no engine {name[:80]!r}{did_you_mean(name, known)}",

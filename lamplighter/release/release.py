@@ -21,6 +21,7 @@ from lamplighter.errors import InventoryError
 from lamplighter.inventory.schema import TOLD, TREATMENT
 from lamplighter.inventory.secrets import SecretWord
 from lamplighter.kept import kept
+from lamplighter.project import Project
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Host, Server
@@ -64,7 +65,7 @@ class Release:
     manifest: dict[str, Any]
 
 
-def build_release(host: Host, server: Server, engine: Engine, project: Path) -> Release:
+def build_release(host: Host, server: Server, engine: Engine, project: Path | Project) -> Release:
     """Return the release of ``server`` on ``host``, rendered from the templates of ``project``.
 
     The digest covers the files and the plan but for TREATMENT: equal digests mean that the same thing would run, so a
@@ -91,15 +92,15 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path) -> 
     return Release(digest, {**files, "release.json": ReleaseFile(text, 0o644)}, manifest)
 
 
-def _templates(project: Path) -> list[Path]:
+def _templates(project: Path | Project) -> list[Path]:
     """All that may have a say in how a plan is rendered, our own code included."""
     ours = [Path(__file__), Path(__file__).with_name("render.py")]
-    found = [*project.glob("templates/**/*"), *project.glob("roles/*/templates/**/*")]
+    found = [*(project / "templates").glob("**/*"), *(project / "roles").glob("*/templates/**/*")]
     return sorted([*(path for path in found if not path.is_dir()), *ours])
 
 
 def _rendered(
-    plan: dict[str, Any], what_runs: dict[str, Any], project: Path, roles: list[str]
+    plan: dict[str, Any], what_runs: dict[str, Any], project: Path | Project, roles: list[str]
 ) -> tuple[str, dict[str, tuple[str, int]]]:
     """The digest, and text and mode of each file that a template makes."""
     from lamplighter.release.render import Templates

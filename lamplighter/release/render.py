@@ -16,6 +16,7 @@ from types import TracebackType
 import jinja2
 
 from lamplighter.errors import InventoryError
+from lamplighter.project import Project
 
 
 class FromVariable(str):
@@ -50,8 +51,8 @@ def one_line(value: str) -> str:
 class Templates:
     """The templates of ``roles``, the first one's first, the shared ones behind them."""
 
-    def __init__(self, project: Path, roles: Sequence[str]) -> None:
-        self._project = project
+    def __init__(self, project: Path | Project, roles: Sequence[str]) -> None:
+        self._project = project.built_in if isinstance(project, Project) else project
         self._directories = [*(project / "roles" / role / "templates" for role in roles), project / "templates"]
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(self._directories),

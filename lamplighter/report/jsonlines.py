@@ -1,6 +1,6 @@
 """Every event as one JSON object a line, for programs; the report is the last line.
 
-Pure ASCII (other characters are escaped), so that no locale can spoil it. See docs/events.md.
+Pure ASCII (other characters are escaped), so that no locale can spoil it. See docs/json.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lamplighter.errors import LamplighterError
 from lamplighter.node import events
 from lamplighter.report.output import Output
 from lamplighter.report.report import Report, Seen
-from lamplighter.report.wording import number
+from lamplighter.report.wording import number, spoken
 
 
 class JsonLines:
@@ -56,7 +56,7 @@ class JsonLines:
 
 def encode(value: Mapping[str, Any]) -> str:
     """``value`` as one line of strict JSON; what JSON lacks (NaN, infinity, foreign objects) becomes null or text."""
-    return json.dumps(_strict(value), separators=(",", ":"), allow_nan=False)
+    return spoken(json.dumps(_strict(value), separators=(",", ":"), allow_nan=False))
 
 
 def _strict(value: Any) -> Any:

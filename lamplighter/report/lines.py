@@ -1,7 +1,7 @@
 """Plain lines for cron, CI and log files: no colours, one line per news, nothing that moves the cursor.
 
 Progress is throttled to what a reader of the mail wants: each new phase, every ten percent, each new kind of message
-once, whatever names a process, and a sign of life after half a minute of silence.
+once, whatever names a process, and a sign of life after half a minute of silence. `-v` tells all that there is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lamplighter.report.output import Output
 from lamplighter.report.progress import Progress
 from lamplighter.report.report import Report, Seen
 from lamplighter.report.summary import summary
-from lamplighter.report.wording import clean, clean_lines, clock, number, seconds
+from lamplighter.report.wording import clean, clean_lines, clock, number, seconds, time_of_day
 
 #: Seconds without a line about a server after which one says that it is still at work.
 SIGN_OF_LIFE = 30.0
@@ -30,11 +30,24 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Lines:
-    """Writes one line per news to ``output``; ``now`` gives monotonic seconds."""
+    """Writes one line per news to ``output``: the time of day (UTC, the node's clock), the run's age, the news.
 
-    def __init__(self, output: Output, now: Callable[[], float] = time.monotonic) -> None:
+    ``now`` gives monotonic seconds, ``wall`` those since 1970.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        *,
+        tells_all: bool = False,
+    ) -> None:
         self._output = output
+        self._tells_all = tells_all
         self._now = now
+        self._wall = wall
+        self._warned: set[tuple[str, str]] = set()
         self._began = now()
         self._seen = Seen()
         self._told: dict[tuple[str, str], _Told] = {}
@@ -51,17 +64,27 @@ class Lines:
             host, server = clean(event.get("host")), clean(event.get("server"))
             told = self._told.get((host, server))
             if told is None:
-                told = self._told[host, server] = _Told(Progress(host, server, now), now)
+                told = self._told[host, server] = _Told(Progress(host, server, now), now, self._tells_all)
             told.progress.take(event, now)
-            for line in told.news(event):
+            for line in [] if self._is_repeated(event) else told.news(event):
                 self._say(told, line, now)
             self._sign_of_life(told, now)
+
+    def _is_repeated(self, event: Mapping[str, Any]) -> bool:
+        """Whether this is a warning that the same host has given already, of another server or run."""
+        if event.get("event") != events.WARNING:
+            return False
+        warning = (clean(event.get("host")), clean(event.get("message")))
+        is_repeated = warning in self._warned
+        self._warned.add(warning)
+        return is_repeated
 
     def error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
         with self._lock:
             name = "/".join(part for part in (clean(host), clean(server)) if part)
             for line in clean_lines(str(error)):
-                self._output.line(f"{clock(self._now() - self._began)}  {name + '  ' if name else ''}ERROR {line}")
+                times = f"{time_of_day(self._wall())}  {clock(self._now() - self._began)}"
+                self._output.line(f"{times}  {name + '  ' if name else ''}ERROR {line}")
 
     def close(self, report: Report | None) -> None:
         if report is not None:
@@ -71,7 +94,9 @@ class Lines:
 
     def _say(self, told: _Told, line: str, now: float) -> None:
         name = "/".join(part for part in (told.progress.host, told.progress.server) if part)
-        self._output.line(f"{clock(told.progress.elapsed(now))}  {name}  {line}")
+        stamp = told.progress.wall_clock(now)
+        day = time_of_day(self._wall() if stamp is None else stamp)
+        self._output.line(f"{day}  {clock(told.progress.elapsed(now))}  {name}  {line}")
         told.spoke_at = now
 
     def _beat(self, event: Mapping[str, Any], now: float) -> None:
@@ -93,7 +118,7 @@ class Lines:
                 parts.append(progress.ranks)
             if progress.memory:
                 parts.append(f"GPU memory {progress.memory}")
-            if last := progress.last_line or progress.message:
+            if last := progress.news:
                 parts.append(clean(last, 120))
             self._say(told, ", ".join(parts), now)
 
@@ -101,8 +126,9 @@ class Lines:
 class _Told:
     """What was said about one server already, and what of an event is news."""
 
-    def __init__(self, progress: Progress, now: float) -> None:
+    def __init__(self, progress: Progress, now: float, tells_all: bool) -> None:
         self.progress = progress
+        self._tells_all = tells_all
         self.spoke_at = now
         self._phase = ""
         self._tenth = 0
@@ -135,7 +161,7 @@ class _Told:
         self._phase, self._tenth = "", 0
         self._kinds.clear()
         stage = clean(event.get("stage")) or "?"
-        return [] if stage in _SHORT else [f"{stage}: begins"]
+        return [] if stage in _SHORT and not self._tells_all else [f"{stage}: begins"]
 
     def _stage_end(self, event: Mapping[str, Any]) -> list[str]:
         stage = clean(event.get("stage")) or "?"
@@ -152,6 +178,11 @@ class _Told:
         progress = self.progress
         stage = clean(event.get("stage")) or progress.stage or "progress"
         message = clean(event.get("message"), 160)
+        if self._tells_all:
+            percent = "" if progress.percent is None else f" {progress.percent:.0f} %"
+            phase = f"phase {progress.phase}{percent}" if progress.phase else ""
+            said = (phase, message if message != progress.phase else "", clean(event.get("line"), 160))
+            return [f"{stage}: {', '.join(word for word in said if word)}"]
         if progress.phase and progress.phase != self._phase:
             self._phase, self._tenth = progress.phase, int((progress.percent or 0) // 10)
             percent = "" if progress.percent is None else f" {progress.percent:.0f} %"

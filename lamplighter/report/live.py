@@ -25,7 +25,9 @@ from lamplighter.report.report import Report, Seen, is_of_a_run
 from lamplighter.report.summary import summary
 from lamplighter.report.wording import clean, clean_lines, clock
 
-_BAR = 16
+_BAR, _SHORTEST_BAR = 16, 6
+#: Of one server at the most.
+_LINES = 6
 
 
 class Live:
@@ -43,6 +45,7 @@ class Live:
         )
         self._now = now
         self._seen = Seen()
+        self._warned: set[tuple[str, str]] = set()
         self._servers: dict[tuple[str, str], Progress] = {}
         self._lock = threading.RLock()
         self._live: RichLive | None = None
@@ -58,7 +61,8 @@ class Live:
             self._servers[host, server].take(event, now)
             self._begin()
             name = "/".join(part for part in (host, server) if part)
-            if kind == events.WARNING:
+            if kind == events.WARNING and (host, clean(event.get("message"))) not in self._warned:
+                self._warned.add((host, clean(event.get("message"))))
                 self._keep(f"{name}  warning: {clean(event.get('message'))}", "yellow")
             elif kind == events.FAILURE:
                 self._keep(f"{name}  {clean(event.get('stage'))}: ERROR {clean(event.get('message'))}", "red")
@@ -76,7 +80,7 @@ class Live:
             self._end()
             if report is None:
                 return
-            first, *rest = summary(report)
+            first, *rest = summary(report, self._console.width)
             style = "bold green" if report.exit_code == Exit.OK else "bold red"
             self._keep(first, style)
             for line in rest:
@@ -119,7 +123,7 @@ class View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         is_plain = options.ascii_only
-        has_room = 5 * len(self._servers) < console.height
+        has_room = _LINES * len(self._servers) < console.height
         for progress in self._servers:
             for line in self._full(progress, options) if has_room else self._short(progress):
                 line.no_wrap = True
@@ -132,10 +136,13 @@ class View:
         if progress.past:
             yield _stages(progress, options.max_width)
         if progress.stage:
-            yield self._current(progress, options.ascii_only)
+            current, rest = self._current(progress, options.ascii_only, options.max_width)
+            yield current
+            if rest:
+                yield Text(f"  {'  '.join(rest)}")
             if progress.ranks:
                 yield Text(f"  {progress.ranks}", style="yellow")
-            if last := progress.last_line or progress.message:
+            if last := progress.news:
                 yield Text(f"  {last}", style="dim")
 
     def _short(self, progress: Progress) -> Iterator[Text]:
@@ -154,22 +161,27 @@ class View:
         line.append(f"  {progress.outcome}" if progress.outcome else f"  {clock(progress.elapsed(self._now))}")
         return line
 
-    def _current(self, progress: Progress, is_plain: bool) -> Text:
+    def _current(self, progress: Progress, is_plain: bool, width: int) -> tuple[Text, list[str]]:
+        """The line of the stage, and what it has no room for: how long it takes yet is the last to go."""
         line = Text(f"  {progress.stage}", style="cyan")
         if progress.phase:
             line.append(f"  {progress.phase}")
+        ready = f"  ready in {progress.eta}" if progress.eta else ""
+        more = [f"{progress.phase} {progress.phase_eta} more"] if progress.phase_eta else []
+        more += [f"GPU memory {progress.memory}"] if progress.memory else []
+        time_in_stage = f"  {clock(progress.in_stage(self._now))}"
         if progress.percent is not None:
-            full = round(_BAR * progress.percent / 100)
-            done, left = ("#", "-") if is_plain else ("\u2501", "\u2500")
-            line.append(f"  {done * full}{left * (_BAR - full)} {progress.percent:3.0f}%")
-        line.append(f"  {clock(progress.in_stage(self._now))}")
-        if progress.phase_eta:
-            line.append(f"  {progress.phase} {progress.phase_eta} more")
-        if progress.eta:
-            line.append(f"  ready in {progress.eta}")
-        if progress.memory:
-            line.append(f"  GPU memory {progress.memory}")
-        return line
+            percent = f" {progress.percent:3.0f}%"
+            bar = min(_BAR, width - line.cell_len - 2 - len(percent) - len(time_in_stage) - len(ready))
+            if bar >= _SHORTEST_BAR:
+                full = round(bar * progress.percent / 100)
+                done, left = ("#", "-") if is_plain else ("\u2501", "\u2500")
+                line.append(f"  {done * full}{left * (bar - full)}")
+            line.append(percent)
+        line.append(f"{time_in_stage}{ready}")
+        while more and line.cell_len + 2 + len(more[0]) <= width:
+            line.append(f"  {more.pop(0)}")
+        return line, more
 
 
 def _stages(progress: Progress, width: int) -> Text:

@@ -67,22 +67,31 @@ class Progress:
         """Seconds since the current stage began."""
         return max(0.0, self.elapsed(now) - self._stage_began)
 
+    def wall_clock(self, now: float) -> float | None:
+        """What the clock of the node says now; None where it has not been heard."""
+        return None if self._told_at is None else self._told_at + max(0.0, now - self._heard_at)
+
     @property
     def is_over(self) -> bool:
         return bool(self.outcome)
 
     def _reset(self, run: str | None, now: float) -> None:
         self.run = run
-        self.verb = self.release = self.stage = self.phase = self.message = self.last_line = self.outcome = ""
+        self.verb = self.release = self.stage = self.phase = self.outcome = ""
+        #: The last line of the log, or what the node has said since.
+        self.news = ""
         self.percent: float | None = None
         self.memory = self.ranks = self.eta = self.phase_eta = ""
         self.has_failed = False
         self.past: list[PastStage] = []
         self._stage_began = self._node_elapsed = 0.0
         self._heard_at = now
+        self._told_at: float | None = None
         self._node_start: tuple[str, float] | None = None
 
     def _keep_time(self, event: Mapping[str, Any], now: float) -> None:
+        if (told_at := number(event.get("t"))) is not None:
+            self._told_at, self._heard_at = told_at, now
         for clock in ("mono", "t"):
             stamp = number(event.get(clock))
             if stamp is None:
@@ -96,7 +105,7 @@ class Progress:
             return
 
     def _begin(self, stage: str) -> None:
-        self.stage, self.phase, self.message, self.percent = stage, "", "", None
+        self.stage, self.phase, self.news, self.percent = stage, "", "", None
         self.ranks = self.eta = self.phase_eta = ""
         self._stage_began = self._node_elapsed
 
@@ -121,8 +130,8 @@ class Progress:
         percent = number(event.get("percent"))
         if percent is not None:
             self.percent = min(100.0, max(0.0, percent))
-        self.message = clean(event.get("message")) or self.message
-        self.last_line = clean(event.get("line")) or self.last_line
+        message = clean(event.get("message"))
+        self.news = clean(event.get("line")) or (message if message != phase else "") or self.news
         self.memory = gpu_memory(event.get("gpus")) or self.memory
 
 

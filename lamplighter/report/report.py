@@ -100,6 +100,8 @@ class ServerReport:
     durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ready_seconds: float | None = None
     downtime_seconds: float | None = None
+    began: float | None = None
+    ended: float | None = None
     run: str | None = None
     verb: str | None = None
     serving_text: str = ""
@@ -123,6 +125,8 @@ class ServerReport:
             "durations": dict(self.durations),
             "ready_seconds": self.ready_seconds,
             "downtime_seconds": self.downtime_seconds,
+            "began": self.began,
+            "ended": self.ended,
             "run": self.run,
         }
 
@@ -216,12 +220,11 @@ class Fold:
         if not isinstance(event, Mapping) or not self._seen.is_new(event):
             return
         kind = event.get("event")
-        take = _TAKE.get(kind) if isinstance(kind, str) else None
-        if take is None:
+        if not isinstance(kind, str) or kind not in _TAKE:
             return
         host = self._host(text(event.get("host")) or "?")
         host.error = None  # the host speaks, so it was reached after all
-        take(host.run(text(event.get("server")) or "?", text(event.get("run"))), event)
+        host.run(text(event.get("server")) or "?", text(event.get("run"))).take(event)
 
     def add_error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
         """Take an error of the control side about one server, a whole host, or (no host) the command itself.
@@ -259,10 +262,21 @@ class Fold:
         """
         self._host(host).current(server).lose(code, cause, message, evidence, hint)
 
-    def outcome(self, host: str, server: str) -> str | None:
-        """How the run on ``server`` ended so far; None when nothing was heard of it."""
+    def add_way_back(self, host: str, server: str) -> None:
+        """The last run was there to undo the one before it, whose checks failed: both are one result from now on."""
+        self._host(host).join_last_runs(server)
+
+    def add_no_way_back(self, host: str, server: str, error: LamplighterError) -> None:
+        """The run that was to undo the last one has not begun."""
+        self._host(host).current(server).stay(_from_error(error))
+
+    def is_put_into_service(self, host: str, server: str) -> bool:
+        """Whether the run on ``server`` has ended with what was asked for in service: a deploy, or a rollback."""
         known = self._hosts.get(host)
-        return known.current(server).report().outcome if known and server in known.servers else None
+        if known is None or server not in known.servers:
+            return False
+        told = known.current(server).report()
+        return told.outcome == "deployed" or (told.outcome == "rolled_back" and told.exit_code != Exit.ROLLED_BACK)
 
     def report(self) -> Report:
         hosts = {name: host.report(name) for name, host in self._hosts.items()}
@@ -299,6 +313,12 @@ class _Host:
         runs = self.servers.get(server)
         return list(runs.values())[-1] if runs else self.run(server, None)
 
+    def join_last_runs(self, server: str) -> None:
+        runs = self.servers.get(server, {})
+        if len(runs) > 1:
+            _, second = runs.popitem()
+            list(runs.values())[-1].take_way_back(second.report())
+
     def runs(self) -> list[_Run]:
         return [self.current(server) for server in self.servers]
 
@@ -322,8 +342,17 @@ class _Run:
         self.stages: list[Stage] = []
         self.failures: list[Failure] = []
         self.warnings: list[Warned] = []
+        self.began: float | None = None
+        self.ended: float | None = None
         self.end: ServerReport | None = None
         self.error: ServerReport | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take any event of the run."""
+        stamp = number(event.get("t"))
+        self.began = stamp if self.began is None else self.began
+        self.ended = stamp if event.get("event") == events.END else self.ended
+        _TAKE[event["event"]](self, event)
 
     def take_run(self, event: Mapping[str, Any]) -> None:
         self.verb = text(event.get("verb")) or self.verb
@@ -352,9 +381,9 @@ class _Run:
         self.phase_of_stage = text(event.get("phase")) or self.phase_of_stage
 
     def take_warning(self, event: Mapping[str, Any]) -> None:
-        self.warnings.append(
-            Warned(text(event.get("stage")), text(event.get("message")) or "", text(event.get("hint")) or "")
-        )
+        warned = Warned(text(event.get("stage")), text(event.get("message")) or "", text(event.get("hint")) or "")
+        if (warned.message, warned.hint) not in {(known.message, known.hint) for known in self.warnings}:
+            self.warnings.append(warned)
 
     def take_failure(self, event: Mapping[str, Any]) -> None:
         stage = text(event.get("stage"))
@@ -403,7 +432,14 @@ class _Run:
         before = self.report()
         if before.exit_code == Exit.OK:
             self.end = dataclasses.replace(
-                before, exit_code=int(Exit.DEGRADED), cause=cause, message=message, evidence=evidence, hint=hint
+                before,
+                exit_code=int(Exit.DEGRADED),
+                stage=self._stage(),
+                phase=None,
+                cause=cause,
+                message=message,
+                evidence=evidence,
+                hint=hint,
             )
 
     def lose(self, code: Exit, cause: str, message: str, evidence: str, hint: str) -> None:
@@ -413,6 +449,8 @@ class _Run:
                 before,
                 outcome="failed",
                 exit_code=int(code),
+                stage=self._stage(),
+                phase=None,
                 cause=cause,
                 message=message,
                 evidence=evidence,
@@ -420,11 +458,63 @@ class _Run:
                 serving=None,
             )
 
+    def take_way_back(self, second: ServerReport) -> None:
+        """Take what came of putting the release before back, after this run had ended well and its checks had not."""
+        first = self.report()
+        is_back = second.exit_code in (Exit.OK, Exit.DEGRADED)
+        self.ended = second.ended or self.ended
+        spent = round(sum(second.durations.values()), 3)
+        self.stages.append(Stage("rollback", spent, is_back, message=second.message))
+        self.failures += second.failures
+        self.warnings += second.warnings
+        if is_back:
+            old = second.serving.release if second.serving else None
+            end = dataclasses.replace(
+                first,
+                outcome="rolled_back",
+                exit_code=int(Exit.ROLLED_BACK),
+                message=f"{first.message}; rolled back: release {old or '?'} is serving again",
+            )
+        elif second.exit_code == Exit.ROLLED_BACK:  # the one that went before would not start: this one was put back
+            end = dataclasses.replace(
+                first,
+                outcome="deployed",
+                exit_code=int(Exit.DEGRADED),
+                message=f"{first.message}; the release before did not come back: {second.message}",
+            )
+        elif second.outcome == "refused" or second.exit_code == Exit.LOCKED:
+            self.stay(second)
+            return
+        else:
+            end = dataclasses.replace(
+                first,
+                outcome=second.outcome,
+                exit_code=second.exit_code,
+                message=f"{first.message}; rolling back failed: {second.message}",
+                log_tail=second.log_tail,
+            )
+        known = [dark for dark in (first.downtime_seconds, second.downtime_seconds) if dark is not None]
+        self.end = dataclasses.replace(
+            end,
+            hint=second.hint,
+            serving=second.serving,
+            serving_text=second.serving_text,
+            downtime_seconds=round(sum(known), 3) if known else None,
+        )
+
+    def stay(self, refusal: ServerReport) -> None:
+        """Keep the result of the checks, and say why the release before was not put back."""
+        first = self.report()
+        message = f"{first.message}; not rolled back: {refusal.message}"
+        self.end = dataclasses.replace(first, message=message, hint=refusal.hint or first.hint)
+
     def report(self) -> ServerReport:
         known = self.end or self._unended()
         return dataclasses.replace(
             known,
             durations={**known.durations, **self._after_the_end()},
+            began=self.began,
+            ended=self.ended,
             run=self.identity,
             verb=self.verb,
             stages=tuple(self.stages),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from lamplighter.errors import LamplighterError
-from lamplighter.report.jsonlines import JsonLines
+from lamplighter.report.jsonlines import JsonLines, encode
 from lamplighter.report.lines import Lines
 from lamplighter.report.output import Output
 from lamplighter.report.report import Report
+from lamplighter.report.summary import result
 
 
 class Reporter(Protocol):
@@ -48,14 +49,37 @@ class Together:
             reporter.close(report)
 
 
-def reporter_for(as_json: bool, stdout: TextIO | None, stderr: TextIO | None) -> Reporter:
+class ResultAlone:
+    """Passes on the report and nothing before it; errors are part of it."""
+
+    def __init__(self, tell: Callable[[Report], list[str]], output: Output) -> None:
+        self._tell = tell
+        self._output = output
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Nothing is told while it goes on."""
+
+    def error(self, host: str | None, server: str | None, error: LamplighterError) -> None:
+        """The report tells it."""
+
+    def close(self, report: Report | None) -> None:
+        for line in [] if report is None else self._tell(report):
+            self._output.line(line)
+
+
+def reporter_for(as_json: bool, stdout: TextIO | None, stderr: TextIO | None, volume: int = 0) -> Reporter:
     """With ``as_json`` stdout carries JSON alone and stderr the plain lines; else people's text goes to stdout.
 
     The live view needs a terminal that can move its cursor; cron, a pipe and ``TERM=dumb`` get plain lines.
+    ``volume`` below 0 asks for the result alone, above 0 for plain lines that leave nothing out.
     """
+    if volume < 0:
+        return ResultAlone((lambda report: [encode(report.to_json())]) if as_json else result, Output(stdout))
     if as_json:
-        return Together(JsonLines(Output(stdout)), Lines(Output(stderr)))
+        return Together(JsonLines(Output(stdout)), Lines(Output(stderr), tells_all=volume > 0))
     output = Output(stdout)
+    if volume > 0:
+        return Lines(output, tells_all=True)
     if output.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
         from lamplighter.report.live import Live  # rich takes a tenth of a second to load; cron does not need it
 

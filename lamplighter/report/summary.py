@@ -6,11 +6,13 @@ Pure: a Report in, lines out, free of control bytes and in ASCII except for what
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 
 from lamplighter.node.events import Exit
+from lamplighter.project import called
 from lamplighter.report.report import Report, ServerReport, Stage
-from lamplighter.report.wording import clean, clean_lines, clean_log_line, plural, seconds, serving
+from lamplighter.report.wording import clean, clean_lines, clean_log_line, moment, plural, seconds, serving, time_of_day
 
 #: Above this many servers, those that are as wanted get one line instead of a block.
 FULL_BLOCKS = 4
@@ -18,19 +20,33 @@ FULL_BLOCKS = 4
 _LABEL = 13
 
 
-def summary(report: Report) -> list[str]:
-    """The closing lines of ``report``; the first is the outcome in one sentence."""
+def summary(report: Report, width: int = 0) -> list[str]:
+    """The closing lines of ``report``; the first is the outcome in one sentence. Tables fit into ``width``."""
     parts = report.parts()
     if not parts:
         return ["Nothing was heard from any host (exit code 1)."]
+    warned: set[tuple[str, str]] = set()
     if len(parts) == 1:
         name, only = parts[0]
-        return [_sentence(name, only), *_block(name, only)]
-    lines = [_overall(report, parts), "", *_overview(parts)]
+        return [_sentence(name, only), *_block(name, only, warned, width)]
+    lines = [_overall(report, parts), "", *_overview(parts, width)]
     for name, part in parts:
         if part.exit_code != Exit.OK or len(parts) <= FULL_BLOCKS:
-            lines += ["", _sentence(name, part), *_block(name, part)]
+            lines += ["", _sentence(name, part), *_block(name, part, warned, width)]
     return lines
+
+
+def result(report: Report) -> list[str]:
+    """The outcome alone: a sentence for each server, and the whole story of what did not go as wanted."""
+    parts = report.parts()
+    if not parts:
+        return summary(report)
+    warned: set[tuple[str, str]] = set()
+    return [
+        line
+        for name, part in parts
+        for line in (_sentence(name, part), *(_block(name, part, warned) if part.exit_code != Exit.OK else ()))
+    ]
 
 
 def _overall(report: Report, parts: list[tuple[str, ServerReport]]) -> str:
@@ -42,14 +58,14 @@ def _overall(report: Report, parts: list[tuple[str, ServerReport]]) -> str:
     return f"{plural(len(report.hosts), 'host')}: {told}{_code(report.exit_code)}."
 
 
-def _overview(parts: list[tuple[str, ServerReport]]) -> list[str]:
+def _overview(parts: list[tuple[str, ServerReport]], width: int) -> list[str]:
     rows = []
     for name, part in parts:
         spent = sum(part.durations.values())
         took = seconds(spent) if spent else ""
         news = clean(part.message, 100) if part.exit_code != Exit.OK else f"release {clean(part.release) or '?'}"
         rows.append((clean(name) or "-", clean(part.outcome), str(part.exit_code), took, news))
-    return table(("server", "outcome", "code", "took", ""), rows, right=(2, 3))
+    return table(("server", "outcome", "code", "took", ""), rows, (2, 3), width)
 
 
 def _sentence(name: str, part: ServerReport) -> str:
@@ -83,8 +99,11 @@ def _what_happened(part: ServerReport) -> str:
         Exit.CRASHED: f"{release} {'serves no more' if was_ready else 'crashed in start-up'}{nothing}",
         Exit.NOT_READY: f"{release} {'does not answer any more' if was_ready else 'did not become ready'}{nothing}",
         Exit.DEGRADED: _degraded(part, release),
-        Exit.ROLLED_BACK: f"{release} failed{at} and was rolled back; {old} is serving",
-        Exit.LOCKED: "refused, another run is at work on it; nothing was touched",
+        Exit.ROLLED_BACK: f"cancelled{at}; {old} is serving again"
+        if part.cause == "cancelled"
+        else f"{release} failed{at} and was rolled back; {old} is serving",
+        Exit.LOCKED: f"refused, {'it is on hold' if part.cause == 'hold' else 'another run is at work on it'}; "
+        "nothing was touched",
         Exit.DETACHED: f"{_what_goes_on(part)}{_whereabouts(part)}",
         Exit.INTERRUPTED: "interrupted; nothing was touched",
         Exit.TERMINATED: "interrupted; nothing was touched",
@@ -117,20 +136,20 @@ def _whereabouts(part: ServerReport) -> str:
     return f", last seen at {clean(part.stage)}{phase}" if part.stage else ""
 
 
-def _block(name: str, part: ServerReport) -> list[str]:
+def _block(name: str, part: ServerReport, warned: set[tuple[str, str]], width: int = 0) -> list[str]:
     host, _, server = map(clean, name.partition("/"))
     lines = [] if part.exit_code == Exit.OK else ["", *_four_things(part)]
     if part.stages or part.durations:
-        lines += ["", *_stage_table(part)]
+        lines += ["", *_stage_table(part, width)]
     lines += _figures(part)
-    lines += _warnings(part)
+    lines += _warnings(host, part, warned)
     tail = [clean_log_line(line) for line in part.log_tail]
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
     if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
         started = part.exit_code != Exit.DEGRADED and any(stage.name == "start" for stage in part.stages)
         of_run = f" --run {clean(part.run)}" if started and part.run else ""  # not of what was put back
-        lines.append(f"  more: ./inv logs --host {host} --server {server}{of_run}")
+        lines.append(f"  more: {called()} logs --host {host} --server {server}{of_run}")
     return lines
 
 
@@ -142,8 +161,9 @@ def _four_things(part: ServerReport) -> list[str]:
     why = [f'"{line}"' for line in clean_lines(part.evidence)]
     if part.cause:
         why = [*why[:-1], f"{why[-1]} [{clean(part.cause)}]"] if why else [f"[{clean(part.cause)}]"]
-    lines = _labelled("contact" if part.outcome == "detached" else "what failed", [what, *happened[1:]])
-    lines += _labelled("why", why)
+    label = "contact" if part.outcome == "detached" else "by order" if part.cause == "cancelled" else "what failed"
+    lines = _labelled(label, [what, *happened[1:]])
+    lines += _labelled("why", why if part.cause != "cancelled" else [])
     for later in part.failures[1:]:
         if later.message and later.message != part.message:
             lines += _labelled("then", [f"{clean(later.stage)}: {clean(later.message)}".lstrip(": ")])
@@ -170,7 +190,7 @@ def _labelled(label: str, lines: list[str]) -> list[str]:
     return [f"  {label if index == 0 else '':<{_LABEL}}{line}" for index, line in enumerate(lines)]
 
 
-def _stage_table(part: ServerReport) -> list[str]:
+def _stage_table(part: ServerReport, width: int) -> list[str]:
     stages = part.stages or tuple(Stage(name, spent, True) for name, spent in part.durations.items())
     rows = []
     for stage in stages:
@@ -183,11 +203,13 @@ def _stage_table(part: ServerReport) -> list[str]:
         else:
             note = "FAILED"
         rows.append((clean(stage.name, 20), "" if stage.seconds is None else f"{stage.seconds:.1f}", note))
-    return table(("stage", "seconds", ""), rows, right=(1,))
+    return table(("stage", "seconds", ""), rows, (1,), width)
 
 
 def _figures(part: ServerReport) -> list[str]:
     lines = []
+    if part.began is not None and part.ended is not None:
+        lines += _labelled("from", [f"{moment(part.began)} to {time_of_day(part.ended)}"])
     if part.ready_seconds is not None:
         took = seconds(part.ready_seconds)
         if part.exit_code == Exit.ROLLED_BACK:
@@ -201,16 +223,79 @@ def _figures(part: ServerReport) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _warnings(part: ServerReport) -> list[str]:
+def _warnings(host: str, part: ServerReport, told: set[tuple[str, str]]) -> list[str]:
+    """What it warned of, but for what the same host was ``told`` to have warned of already."""
     lines = []
     for warned in part.warnings:
+        if (host, warned.message) in told:
+            continue
+        told.add((host, warned.message))
         lines += _labelled("warning", [clean(warned.message)])
         lines += _labelled("", clean_lines(warned.hint))
     return ["", *lines] if lines else []
 
 
-def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
-    """Rows below their heads, columns two blanks apart; the columns in ``right`` are aligned to the right."""
+def table(
+    heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = (), width: int = 0
+) -> list[str]:
+    """Rows below their heads, columns two blanks apart; the columns in ``right`` are aligned to the right.
+
+    With a ``width`` that they do not fit into, they are laid out as in ``blocks``.
+    """
+    return [line for block in blocks(heads, rows, right, width) for line in block]
+
+
+def blocks(
+    heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = (), width: int = 0
+) -> list[list[str]]:
+    """The lines of the heads, then those of each row: one, where they fit into ``width`` (0: they always do).
+
+    Else the last column is wrapped, if the others leave it room; else a row is its first two cells, and below them the
+    others with their heads.
+    """
+    lines = _in_columns(heads, rows, right)
+    if not width or max(map(len, lines)) <= width:
+        return [[line] for line in lines]
+    before = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads) - 1)]
+    indent = 2 + sum(before) + 2 * len(before)
+    if indent <= width // 2:
+        others = _in_columns(heads, [(*row[:-1], "") for row in rows], right)
+        cells = [_fill(row[-1], width - indent) for row in [heads, *rows]]
+        return [
+            [f"{line:<{indent}}{first}".rstrip(), *(" " * indent + more for more in rest)]
+            for line, (first, *rest) in zip(others, cells, strict=True)
+        ]
+    return [_as_block((heads[0], heads[1]), before[0], [], width)] + [
+        _as_block(
+            (row[0], row[1]),
+            before[0],
+            [f"{head} {cell}".lstrip() for head, cell in zip(heads[2:], row[2:], strict=True) if cell not in ("", "-")],
+            width,
+        )
+        for row in rows
+    ]
+
+
+def _as_block(first: tuple[str, str], column: int, facts: Sequence[str], width: int) -> list[str]:
+    """A row's first two cells, as columns where they fit, and below them whole facts, as many as a line takes."""
+    head = f"  {first[0]:<{column}}  {first[1]}".rstrip()
+    lines, facts = [head, ""], list(facts)
+    if len(head) > width:
+        lines, facts = [f"  {first[0]}", ""], [first[1], *facts]
+    for number, fact in enumerate(facts):
+        told = fact + ("," if number + 1 < len(facts) else "")
+        if lines[-1] and len(lines[-1]) + 1 + len(told) <= width:
+            lines[-1] += f" {told}"
+        else:
+            lines += [f"    {line}" for line in _fill(told, width - 4)]
+    return [line for line in lines if line]
+
+
+def _fill(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _in_columns(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> list[str]:
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
     lines = []
     for row in [heads, *rows]:

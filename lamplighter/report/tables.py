@@ -11,20 +11,25 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lamplighter.report.summary import table
+from lamplighter.node import events
+from lamplighter.report.history import hold_note, last_run_note
+from lamplighter.report.summary import blocks, table
 from lamplighter.report.wording import clean, clean_lines, moment, number, plural, seconds, whole
 
 Hosts = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-_NOT_VARIABLES = ("host", "origins", "lint")
+_NOT_VARIABLES = ("host", "origins", "lint", "engines")
 
 
-def status_text(data: Hosts) -> str:
+def status_text(data: Hosts, width: int = 0) -> str:
     """One row a server: its state, what serves and since when, and below it a run that is at work.
 
+    Here and below, ``width`` is that of a terminal, and 0 where nothing has to fit.
+
     ``data`` of a server: name, state (serving, starting, stopped, unknown), release, pid, port, model, since, run (null
-    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome), message, drift
-    ({differences: [{kind, name, wanted, found, by}], unknown: [reason]}).
+    or {id, verb, by, stage, since}), last_run (also with state: at work, ended, killed; and outcome, exit_code, cause),
+    message, hold (null or {message, by, since, until}), unlisted (no inventory names it), drift ({differences: [{kind,
+    name, wanted, found, by}], unknown: [reason]}).
     """
     heads = ("server", "state", "model", "port", "pid", "release", "since")
     rows: list[tuple[str, ...]] = []
@@ -33,14 +38,37 @@ def status_text(data: Hosts) -> str:
         state = clean(server.get("state")) or "unknown"
         facts = [clean(server.get(key)) for key in ("model", "port", "pid", "release")]
         rows.append((name, state, *(fact or "-" for fact in facts), moment(server.get("since")) or "-"))
-        notes.append(_run_note(server) + clean_lines(server.get("message")) + _drift_notes(server.get("drift")))
+        notes.append(
+            _unlisted_note(name, server)
+            + [note for note in (hold_note(server.get("hold")),) if note]
+            + _run_note(server)
+            + clean_lines(server.get("message"))
+            + _drift_notes(server.get("drift"))
+        )
     if not rows:
         return _without_servers(data)
-    head, *lines = table(heads, rows)
-    text = [head]
-    for line, below in zip(lines, notes, strict=True):
-        text += [line, *(f"      {note}" for note in below)]
+    head, *lines = blocks(heads, rows, width=width)
+    text = head
+    for block, below in zip(lines, notes, strict=True):
+        text += [*block, *(line for note in below for line in _note(note, width))]
     return "\n".join(text + _empty_hosts(data))
+
+
+def _note(text: str, width: int) -> list[str]:
+    indent = " " * 6
+    return textwrap.wrap(
+        text, width or len(text) + 6, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _unlisted_note(name: str, server: Mapping[str, Any]) -> list[str]:
+    if not server.get("unlisted"):
+        return []
+    host, _, own = name.partition("/")
+    if server.get("state") == "stopped":
+        return ["the inventory does not name it"]
+    return [f"the inventory does not name it: `{events.invocation('undeploy', host, own, '--stop')}` ends it"]
 
 
 def _drift_notes(drift: object) -> list[str]:
@@ -62,7 +90,7 @@ def _value_of(value: object) -> str:
     return "nothing" if value is None else clean(value, 120) or "''"
 
 
-def releases_text(data: Hosts) -> str:
+def releases_text(data: Hosts, width: int = 0) -> str:
     """One row a release, newest first: what it is worth, whether it is current or next for a rollback, age and size.
 
     ``data`` of a server: releases [{release, verdict (good, bad, unproven), is_current, is_rollback_target, is_adopted,
@@ -82,7 +110,7 @@ def releases_text(data: Hosts) -> str:
             for release in _items(server.get("releases"))
         ]
         heads = ("release", "verdict", "standing", "since", "size", "")
-        return table(heads, rows, right=(4,)) if rows else ["  no release: nothing has been deployed here"]
+        return table(heads, rows, (4,), width) if rows else ["  no release: nothing has been deployed here"]
 
     return _blocks(data, block)
 
@@ -96,7 +124,7 @@ def _size(count: float | None) -> str:
     return "-" if count is None else f"{count / 1024:.0f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
 
 
-def check_text(data: Hosts) -> str:
+def check_text(data: Hosts, width: int = 0) -> str:
     """Each question with its answer and the evidence, then what a deploy would stop and what it would leave alone.
 
     ``data`` of a server: findings [{id, level (ok, warning, error), message, evidence, hint}] and would_stop
@@ -111,15 +139,15 @@ def check_text(data: Hosts) -> str:
             for found in findings
             for said in [_said(found)]
         ]
-        lines = table(("question", "answer", ""), rows) if rows else ["  nothing was asked"]
+        lines = table(("question", "answer", ""), rows, width=width) if rows else ["  nothing was asked"]
         for found in findings:
             lines += [f"  next ({clean(found.get('id'))}): {line}" for line in clean_lines(found.get("hint"))]
-        return lines + _would_stop(_items(server.get("would_stop"))) + ["", f"  {_count(findings, 'level')}"]
+        return lines + _would_stop(_items(server.get("would_stop")), width) + ["", f"  {_count(findings, 'level')}"]
 
     return _blocks(data, block)
 
 
-def plan_text(data: Hosts) -> str:
+def plan_text(data: Hosts, width: int = 0) -> str:
     """What a deploy would change of each server, whom it would stop, which checks follow, and what would refuse it.
 
     ``data`` of a server: release, state, serving (a release or null), is_pending, changes ({argv, variables, secrets,
@@ -142,21 +170,21 @@ def plan_text(data: Hosts) -> str:
                 continue
             lines += [f"  {clean(name)}:", *(f"    {line}" for line in map(_indented, str(diff).splitlines()))]
         lines += [f"  {note}" for note in _drift_notes(server.get("drift"))]
-        lines += _would_stop(_items(server.get("would_stop")))
+        lines += _would_stop(_items(server.get("would_stop")), width)
         findings = [each for each in _items(server.get("findings")) if each.get("level") in ("warning", "error")]
         lines += [f"  {clean(each.get('level'))}: {_said(each)}" for each in findings]
         names = [clean(name) for name in server.get("checks") or ()]
-        return [*lines, f"  then {plural(len(names), 'check')}:", *_wrapped(names)] if names else lines
+        return [*lines, f"  then {plural(len(names), 'check')}:", *_wrapped(names, width)] if names else lines
 
     return _blocks(data, block)
 
 
-def _wrapped(names: Sequence[str]) -> list[str]:
+def _wrapped(names: Sequence[str], width: int) -> list[str]:
     """Names with commas between them, in lines that a terminal shows whole."""
     indent = " " * 4
     return textwrap.wrap(
-        ", ".join(names), 100, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
-        break_on_hyphens=False,
+        ", ".join(names), min(width or 100, 100), initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
@@ -183,7 +211,7 @@ def _changed(change: Mapping[str, Any]) -> str:
     return f"- {name} {before}".rstrip() if change.get("after") is None else f"~ {name}: {before} -> {after}"
 
 
-def verify_text(data: Hosts) -> str:
+def verify_text(data: Hosts, width: int = 0) -> str:
     """Each question with its answer, the seconds it took and the evidence.
 
     ``data`` of a server: checks [{name, question, outcome (passed, warning, failed, error, skipped), evidence,
@@ -205,7 +233,7 @@ def verify_text(data: Hosts) -> str:
                 )
             )
         heads = ("question", "answer", "took", "evidence")
-        lines = table(heads, rows, right=(2,)) if rows else ["  nothing was checked"]
+        lines = table(heads, rows, (2,), width) if rows else ["  nothing was checked"]
         return [*lines, "", f"  {_count(checks, 'outcome')}"]
 
     return _blocks(data, block)
@@ -230,6 +258,9 @@ def config_text(data: Mapping[str, Mapping[str, Any]]) -> str:
             for path, value in _leaves({key: value for key, value in config.items() if key not in _NOT_VARIABLES})
         ]
         text += table(("variable", "value", "set at"), rows) if rows else ["  no variables"]
+        for name, own in (config.get("engines") or {}).items():
+            instead = ", which replaces the built-in one" if own.get("replaces") else ""
+            text.append(f"  engine {clean(name)} is one of your own{instead}: {clean(own.get('place'))}")
         for found in _items(config.get("lint")):
             place = clean(found.get("origin"))
             instead = f"; instead: {clean(found.get('instead'))}" if found.get("instead") else ""
@@ -296,8 +327,10 @@ def _run_note(server: Mapping[str, Any]) -> list[str]:
     run, word = server.get("run"), "at work"
     if not isinstance(run, Mapping):
         run, word = server.get("last_run"), "killed without a last word"
-        if not isinstance(run, Mapping) or run.get("state") != "killed":
+        if not isinstance(run, Mapping):
             return []
+        if run.get("state") != "killed":
+            return [last_run_note(run)]
     parts = [f"{clean(run.get('verb')) or 'a run'} {word}"]
     if stage := clean(run.get("stage")):
         parts.append(f"at {stage}")
@@ -315,7 +348,7 @@ def _said(found: Mapping[str, Any]) -> str:
     return f'{message}: "{evidence}"' if message and evidence else message or evidence
 
 
-def _would_stop(rows: list[Mapping[str, Any]]) -> list[str]:
+def _would_stop(rows: list[Mapping[str, Any]], width: int = 0) -> list[str]:
     if not rows:
         return []
     words = {"stop": "would stop", "leave": "would leave"}
@@ -329,7 +362,7 @@ def _would_stop(rows: list[Mapping[str, Any]]) -> list[str]:
         )
         for row in rows
     ]
-    return ["", *table(("process", "pid", "user", "title", "why"), told, right=(1,))]
+    return ["", *table(("process", "pid", "user", "title", "why"), told, (1,), width)]
 
 
 def _count(rows: list[Mapping[str, Any]], key: str) -> str:

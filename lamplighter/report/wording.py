@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from lamplighter.project import called
+
 # Escape sequences: OSC, DCS, APC, PM and SOS strings up to BEL or ST, then CSI, then any other two-byte escape.
 _ESCAPES = re.compile(
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
@@ -30,6 +32,8 @@ _UNENDED = re.compile(
     r"(?:(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?|(?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
 )
 _LONGEST_SEQUENCE = 4096
+#: Ours alone, and not what a server's log says of a program of that name.
+_COMMAND = re.compile(r"\./inv(?= [a-z]+\b)")
 _HALVES = re.compile(r"[\ud800-\udfff]")
 
 #: A log line may be megabytes long; what proves a failure is at its beginning.
@@ -44,13 +48,18 @@ def clean(value: object, longest: int = LONGEST) -> str:
     text = str(value)[: longest * 8]  # sequences vanish below, so look at more than will be shown
     text = _ESCAPES.sub("", text)
     text = _BLANKS.sub(" ", text)
-    text = _HALVES.sub("?", _UNSEEN.sub("", text)).strip()
+    text = spoken(_HALVES.sub("?", _UNSEEN.sub("", text)).strip())
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def printable(value: object) -> str:
     """Text of any length that is safe on a terminal: line breaks and tabs stay, all else of `clean` is taken out."""
-    return _shown(str(value), keeps_colours=False)
+    return spoken(_shown(str(value), keeps_colours=False))
+
+
+def spoken(text: str) -> str:
+    """``text`` with our own commands as they are typed here: our words, the node's too, are those of a checkout."""
+    return text if (name := called()) == "./inv" else _COMMAND.sub(name, text)
 
 
 class LogText:
@@ -161,6 +170,11 @@ def moment(value: object) -> str:
         return dt.datetime.fromtimestamp(stamp, dt.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return ""
+
+
+def time_of_day(stamp: float) -> str:
+    """``03:09:11``, in UTC as `moment` tells it; dashes for what is no time."""
+    return moment(stamp)[11:19] or "--:--:--"
 
 
 def serving(data: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ from typing import Any, Protocol
 import pytest
 
 from lamplighter.errors import UsageError
+from lamplighter.project import PROJECT
 from lamplighter.run.backend import NoAnswer, Said, Way, ask_together, host_on, together
 from lamplighter.run.outcome import (
     ERROR,
@@ -60,7 +61,7 @@ __all__ = ["ask_tool", "asked", "mode_of", "text_of", "together"]  # for check f
 #: What pytest only warns of: a class or a function that it passes over, and checks that can never fail.
 LOST = ("PytestCollectionWarning", "PytestAssertRewriteWarning", "PytestReturnNotNoneWarning")
 
-INI = Path(__file__).parent.parent.parent / "roles" / "checks.ini"
+INI = PROJECT / "roles" / "checks.ini"
 
 Facts = Mapping[str, Any]
 

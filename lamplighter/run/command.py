@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -32,22 +33,35 @@ from lamplighter.errors import (
     UsageError,
 )
 from lamplighter.inventory import Host, Inventory, Server, Vault, load_inventory, password_sources, require_secrets
+from lamplighter.inventory.schema import NAME_OF_SERVER
+from lamplighter.inventory.values import did_you_mean
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
-from lamplighter.project import PROJECT
+from lamplighter.project import PROJECT, Project, project_beside
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
 from lamplighter.report.timings import CONTROL, WIRE, Timings
-from lamplighter.report.wording import LogText, printable
+from lamplighter.report.wording import printable, spoken
 from lamplighter.run.host_session import (
     Follower,
     HostSession,
+    Named,
     NodeDefect,
+    NoSuchRun,
+    Unlisted,
     begin_session,
     detached,
     open_session,
     told_to_end,
 )
+
+NAME = "lamplighter"
+VOLUMES = ("verbose", "quiet")
+#: What Invoke's configuration may say of us under `lamplighter`.
+SETTINGS = {"root", "inventory", "debug", "vault_password_file", "vault_id", "box", "timings", *VOLUMES}
+CONFIGURED = "Invoke's configuration says so: invoke.yml, ~/.invoke.yml, /etc/invoke.yml, INVOKE_LAMPLIGHTER_..."
+#: What `init` writes is also what there is where nobody wrote one.
+DEMO = PROJECT / "templates" / "repository" / "inventory"
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -81,15 +95,32 @@ class Settings:
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
     timings: Timings | None = None
     """Where the time goes, for a command that is to say it."""
-    box: Callable[[Host, list[Server]], tuple[Host, list[Server]]] | None = None
+    volume: int = 0
+    """Below 0 only the result is told, above 0 all that there is."""
+    box: Callable[[Host, Sequence[Server]], tuple[Host, list[Server]]] | None = None
     """Brings up the node in a box that a host with ``lab: NAME`` stands for, and points the host to it."""
+
+    @property
+    def project(self) -> Path | Project:
+        """Our roles and templates, under the roles that lie beside the inventory."""
+        return project_beside(self.inventory)
 
     def load(self) -> Inventory:
         """The inventory, over the defaults of the roles; its warnings are printed. Raises InventoryError."""
-        inventory = load_inventory(self.sources or self.inventory, PROJECT / "roles", self.vault)
-        for lint in inventory.warnings:
-            complain(f"warning: {lint}")
+        if self.inventory == DEMO and self.volume >= 0:
+            complain(f"no inventory/ in {Path.cwd()}: this is the demo's; `{NAME} init DIR` begins one of your own")
+        if self.volume > 0:
+            complain(f"inventory: {', '.join(self.sources) or self.inventory}")
+            if isinstance(self.project, Project):
+                complain(f"roles: {self.project.own}, then {self.project.built_in / 'roles'}")
+        inventory = load_inventory(self.sources or self.inventory, self.project / "roles", self.vault)
+        self.warn(inventory.warnings)
         return inventory
+
+    def warn(self, lints: Iterable[object]) -> None:
+        """Print what looks wrong, unless the result alone was asked for."""
+        for lint in lints if self.volume >= 0 else ():
+            complain(f"warning: {lint}")
 
 
 def settings_from(context: Context, *, as_json: bool = False, **given: str | Sequence[str] | None) -> Settings:
@@ -109,11 +140,28 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
             if refused is not None:
                 _exit_with(refused, as_json)
     if context.config.run.dry:
-        refusal = UsageError("--dry is refused", why="it would fake every command", next_step="./inv check --host H")
+        refusal = UsageError(
+            "--dry is refused", why="it would fake every command", next_step="./inv deploy --dry-run, or ./inv check"
+        )
         _exit_with(refusal, False)
+    if context.config.timeouts.command:
+        refusal = UsageError(
+            "--command-timeout is refused",
+            why="it would not reach the node, which goes on",
+            next_step="servers.NAME.timeouts bounds each stage of a run, and --wait a lock",
+        )
+        _exit_with(refusal, as_json)
     ours = context.config.lamplighter
     try:
-        sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""))
+        for name in set(ours) - SETTINGS:
+            raise UsageError(f"no setting lamplighter.{name}{did_you_mean(name, SETTINGS)}", why=CONFIGURED)
+        root = Path(ours.get("root") or Path.cwd())
+        sources = _sources(ours.inventory, os.environ.get("LAMPLIGHTER_INVENTORY", ""), root)
+        volume = bool(ours.get("verbose")) - bool(ours.get("quiet"))
+        if ours.get("verbose") and ours.get("quiet"):
+            raise UsageError("--verbose and --quiet exclude each other", next_step="give one of them")
+        if not ours.get("root") and sources == (str(root / "inventory"),) and not (root / "inventory").exists():
+            sources = (str(DEMO),)
         vault = Vault(password_sources(ours.vault_password_file, ours.vault_id, os.environ))
     except UsageError as error:
         _exit_with(error, as_json)
@@ -124,6 +172,7 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         vault,
         sources,
         Timings() if ours.get("timings") else None,
+        volume,
         ours.get("box"),
     )
 
@@ -140,12 +189,13 @@ def _refused_value(flag: str, value: str) -> UsageError | None:
     return None
 
 
-def _sources(given: str | Sequence[str], environment: str) -> tuple[str, ...]:
-    """The sources of the inventory: of the command line as they are, of the environment parted by commas.
+def _sources(given: str | Sequence[str], environment: str, root: Path = PROJECT) -> tuple[str, ...]:
+    """The sources of the inventory: a tuple of the command line as it is, of the environment parted by commas.
 
-    A source with a comma is a list of names (``gpu1,``), as in Ansible.
+    Others are of a configuration file, and begin at its directory ``root``. A source with a comma is a list of names
+    (``gpu1,``), as in Ansible.
     """
-    if not isinstance(given, str):
+    if isinstance(given, tuple):
         for each in given:
             parts = [part.strip() for part in each.split(",") if part.strip()]
             if not parts:
@@ -156,7 +206,10 @@ def _sources(given: str | Sequence[str], environment: str) -> tuple[str, ...]:
     if environment.strip(", "):
         whole = at_home(environment).exists()
         return (environment,) if whole else tuple(each.strip() for each in environment.split(",") if each.strip())
-    return (str(PROJECT / given) if given == "inventory" else given,)
+    configured = [given] if isinstance(given, str) else given
+    if not isinstance(configured, list) or not all(isinstance(each, str) for each in configured):
+        raise UsageError(f"lamplighter.inventory is {given!r}, and no path nor a list of paths", why=CONFIGURED)
+    return tuple(each if each.startswith("~") or "," in each else str(root / each) for each in configured)
 
 
 def named_hosts(host: Sequence[str], limit: Sequence[str]) -> list[str]:
@@ -186,9 +239,10 @@ def whole_number(text: str, flag: str) -> int:
 
 Listen = Callable[[Event], None]
 Chosen = list[tuple[Host, list[Server]]]
+#: With ``--server`` a person may mean one that only its node still knows.
+Reached = list[tuple[Host, list[Named]]]
 #: What a task does to one server, telling its events to the listener.
-Deed = Callable[[HostSession, Server, Listen], None]
-#: What follows for a server that the deed put into service; it may only make the result *degraded*.
+Deed = Callable[[HostSession, Any, Listen], None]
 
 
 class Afterwards(Protocol):
@@ -213,22 +267,40 @@ def choose(
 
     ``before`` may refuse them before a box is started.
     """
-    if not patterns:
-        raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
-    inventory = settings.load()
-    hosts = inventory.resolve(inventory.select(patterns))
-    for lint in dict.fromkeys(lint for host in hosts for lint in host.warnings):
-        complain(f"warning: {lint}")
-    named = [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
-    chosen = [(host, servers) for host, servers in named if servers]
+    chosen = [(host, servers) for host, servers in _named_in_inventory(settings, patterns, server) if servers]
     if not chosen:
         raise no_host_has(server, patterns)
     if before is not None:
         before(chosen)
-    return [
-        (host, servers) if settings.box is None or host.lab is None else settings.box(host, servers)
-        for host, servers in chosen
-    ]
+    return [_in_its_box(settings, host, servers) for host, servers in chosen]
+
+
+def reach(settings: Settings, patterns: Sequence[str], server: str | None, *, everything: bool = False) -> Reached:
+    """Resolve as `choose` does; a server that no inventory names is looked for on all the hosts.
+
+    With ``everything`` a host without servers is one, too: its node may know some. Raises UsageError or InventoryError.
+    """
+    found = _named_in_inventory(settings, patterns, server)
+    if not everything and not any(servers for _, servers in found):
+        if server is None or not found or not NAME_OF_SERVER.fullmatch(server):
+            raise no_host_has(server, patterns)
+        return [(_in_its_box(settings, host, [])[0], [Unlisted(server)]) for host, _ in found]
+    boxed = [_in_its_box(settings, host, servers) for host, servers in found if servers or everything]
+    return [(host, list(servers)) for host, servers in boxed]
+
+
+def _named_in_inventory(settings: Settings, patterns: Sequence[str], server: str | None) -> Chosen:
+    """All hosts of the patterns, each with those of its servers that are meant."""
+    if not patterns:
+        raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
+    inventory = settings.load()
+    hosts = inventory.resolve(inventory.select(patterns))
+    settings.warn(dict.fromkeys(lint for host in hosts for lint in host.warnings))
+    return [(host, [one for one in host.servers.values() if server in (None, one.name)]) for host in hosts]
+
+
+def _in_its_box(settings: Settings, host: Host, servers: list[Server]) -> tuple[Host, list[Server]]:
+    return (host, servers) if settings.box is None or host.lab is None else settings.box(host, servers)
 
 
 def no_host_has(server: str | None, patterns: Sequence[str]) -> UsageError:
@@ -270,15 +342,18 @@ def act(
     afterwards: Afterwards | None = None,
     *,
     sends_secrets: bool = False,
+    seeks_run: bool = False,
 ) -> NoReturn:
     """Do ``deed`` to every chosen server and leave with the exit code of the report.
 
     ``afterwards`` is the verification. A deed that ``sends_secrets`` is refused before the first host is reached where
-    one of them cannot be had.
+    one of them cannot be had. One that ``seeks_run`` is for the server that has the run: others are told of only where
+    none has.
     """
+    absent: list[tuple[str, str, LamplighterError]] = []
     fold = Fold()
-    reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr)
-    chosen: list[tuple[Host, list[Server]]] = []
+    reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr, settings.volume)
+    chosen: Reached = []
     timings = settings.timings or Timings()
     timings.spent(CONTROL, "start and imports")
 
@@ -293,10 +368,18 @@ def act(
         with _signals(last=True), contextlib.ExitStack() as stack:
             if afterwards is not None:
                 stack.callback(afterwards.close)
-            chosen = choose(settings, patterns, server, _refuse if sends_secrets else None)
+            if sends_secrets:
+                refuse = functools.partial(_refuse, settings)
+                chosen = [(host, list(servers)) for host, servers in choose(settings, patterns, server, refuse)]
+            else:
+                chosen = reach(settings, patterns, server)
             timings.spent(CONTROL, "inventory")
             for host, servers in chosen:
-                _act_on_host(settings, host, servers, deed, afterwards, fold, reporter, listen, timings)
+                one = _putting_aside(deed, absent) if seeks_run else deed
+                _act_on_host(settings, host, servers, one, afterwards, fold, reporter, listen, timings)
+            if not fold.report().parts():
+                for host_name, server_name, error in absent:
+                    _tell(host_name, server_name, error, fold, reporter)
     except Interrupted as interrupted:
         _tell_untold(chosen, _as_error(interrupted), fold, reporter)
     except LamplighterError as error:
@@ -313,24 +396,35 @@ def act(
     raise Leave(code=report.exit_code)
 
 
-def _refuse(chosen: Chosen) -> None:
+def _putting_aside(deed: Deed, absent: list[tuple[str, str, LamplighterError]]) -> Deed:
+    """``deed``, but that a server without the run is put aside."""
+
+    def try_it(session: HostSession, server: Any, listen: Listen) -> None:
+        try:
+            deed(session, server, listen)
+        except NoSuchRun as error:
+            absent.append((session.host.name, server.name, error))
+
+    return try_it
+
+
+def _refuse(settings: Settings, chosen: Chosen) -> None:
     """Raises InventoryError for what must not be deployed, or cannot be."""
-    _lint(chosen)
+    _lint(settings, chosen)
     require_secrets(server for _, servers in chosen for server in servers)
 
 
-def _lint(chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
+def _lint(settings: Settings, chosen: Sequence[tuple[Host, Sequence[Server]]]) -> None:
     """Print what looks wrong with the servers. Raises InventoryError where something is."""
     from lamplighter.lint.chosen import refuse
 
-    for lint in refuse(chosen, PROJECT):
-        complain(f"warning: {lint}")
+    settings.warn(dict.fromkeys(map(str, refuse(chosen, settings.project))))
 
 
 def _act_on_host(
     settings: Settings,
     host: Host,
-    servers: Sequence[Server],
+    servers: Sequence[Named],
     deed: Deed,
     afterwards: Afterwards | None,
     fold: Fold,
@@ -339,14 +433,14 @@ def _act_on_host(
     timings: Timings,
 ) -> None:
     try:
-        with open_session(host, PROJECT) as session:
+        with open_session(host, settings.project) as session:
             timings.spent(WIRE, "login", host.name)
             if afterwards is not None:
                 afterwards.on(session)
             for server in servers:
                 try:
                     deed(session, server, listen)
-                    if afterwards is not None:
+                    if afterwards is not None and isinstance(server, Server):
                         afterwards(session, server, fold, listen)
                     timings.ran(f"{host.name}/{server.name}", fold.report().hosts[host.name].servers[server.name])
                 except Interrupted as interrupted:
@@ -374,7 +468,7 @@ def _as_told(settings: Settings, session: HostSession, error: Exception) -> Lamp
     return detached(session.under_way, defect) if session.under_way is not None else defect
 
 
-def _not_attempted(host: Host, lost: Server) -> LamplighterError:
+def _not_attempted(host: Host, lost: Named) -> LamplighterError:
     return Unreachable(
         f"{host.name}: not attempted",
         why=f"contact to the host was lost during the run on {lost.name}",
@@ -389,7 +483,7 @@ def _tell(host: str | None, server: str | None, error: LamplighterError, fold: F
 
 
 def _tell_untold(
-    chosen: Sequence[tuple[Host, Sequence[Server]]], error: LamplighterError, fold: Fold, reporter: Reporter
+    chosen: Sequence[tuple[Host, Sequence[Named]]], error: LamplighterError, fold: Fold, reporter: Reporter
 ) -> None:
     """Tell ``error`` of every chosen server of which nothing is known: none is left out of the report.
 
@@ -437,9 +531,9 @@ def _leave_or_cancel(
     _tell(run.host, run.server, detached(run, trouble), fold, reporter)
 
 
-def _tell_unverified(host: Host, server: Server, fold: Fold) -> None:
+def _tell_unverified(host: Host, server: Named, fold: Fold) -> None:
     """The run has ended, and the verification of what it put into service has not."""
-    if fold.outcome(host.name, server.name) == "deployed":
+    if fold.is_put_into_service(host.name, server.name):
         fold.add_degraded(
             host.name,
             server.name,
@@ -495,39 +589,43 @@ def read(
     patterns: Sequence[str],
     server: str | None,
     word: str,
-    question: Callable[[HostSession, list[Server]], Mapping[str, Mapping[str, Any]]],
+    question: Callable[[HostSession, list[Any]], Mapping[str, Mapping[str, Any]]],
     text: Callable[[Mapping[str, Mapping[str, Mapping[str, Any]]]], str],
     judge: Callable[[Mapping[str, Any]], Exit] = lambda _: Exit.OK,
+    hosts: Callable[[], Reached] | None = None,
 ) -> NoReturn:
     """Ask every chosen host one thing, print the answers as a table or as one JSON line, and leave with the worst code.
 
-    ``judge`` gives the exit code that one server's answer means.
+    ``judge`` gives the exit code that one server's answer means. ``hosts`` are others than `choose` gives.
     """
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
         timings = settings.timings or Timings()
         timings.spent(CONTROL, "start and imports")
-        chosen = choose(settings, patterns, server, _lint if word in LINTED else None)
+        lint = functools.partial(_lint, settings) if word in LINTED else None
+        chosen: Sequence[tuple[Host, list[Any]]] = (
+            hosts() if hosts is not None else choose(settings, patterns, server, lint)
+        )
         timings.spent(CONTROL, "inventory")
         for host, servers in chosen:
             try:
-                with begin_session(host, PROJECT) as session:
+                with begin_session(host, settings.project) as session:
                     answers[host.name] = question(session, servers)
                 timings.asked(host.name, session.seconds_on_node)
-            except LamplighterError as error:
-                errors[host.name] = traced(settings, error)
-            except Exception as error:
-                errors[host.name] = _defect(settings, error)
+            except LamplighterError as known:
+                errors[host.name] = traced(settings, known)
+            except Exception as unforeseen:
+                errors[host.name] = _defect(settings, unforeseen)
         if settings.as_json:
-            hosts: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
-            hosts |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
+            told: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
+            told |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
             more = {} if settings.timings is None else {"timings": timings.to_json()}
-            say_json({word: {"hosts": hosts, **more}})
+            say_json({word: {"hosts": told, **more}})
         elif answers:
             say(text(answers))
-        for told in errors.values():
-            complain(told)
+        for error in errors.values():
+            complain(error.whole)
         if settings.timings is not None:
             (complain if settings.as_json else say)(timings.text())
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
@@ -552,34 +650,12 @@ def judge_findings(answer: Mapping[str, Any]) -> Exit:
     return Exit.REFUSED if any(found["level"] == "error" for found in answer["findings"]) else Exit.OK
 
 
-def print_logs(
-    settings: Settings, patterns: Sequence[str], server: str | None, lines: str, follow: bool, run: str | None = None
-) -> None:
-    """Print the log of one server: of what serves, or served last, or of what ``run`` started."""
-    with guarded(settings):
-        count = whole_number(lines, "--lines")
-        targets = [(host, one) for host, servers in choose(settings, patterns, server) for one in servers]
-        if len(targets) != 1:
-            names = ", ".join(f"{host.name}/{one.name}" for host, one in targets)
-            raise UsageError(f"that is {len(targets)} servers: {names}", next_step="name one with --host and --server")
-        host, one = targets[0]
-        with open_session(host, PROJECT) as session:
-            _print_log(lambda write: session.logs(one, write, count, follow, run))
-
-
-def _print_log(read: Callable[[Callable[[str], None]], None]) -> None:
-    """Print what ``read`` hands over: made safe where a terminal shows it, as it is for a file or a program."""
-    shown = LogText() if sys.stdout is not None and sys.stdout.isatty() else None
-
-    def write(piece: str) -> None:
-        if not put(shown.feed(piece) if shown is not None else piece):
-            raise Leave(code=Exit.OK)  # `logs --follow | head`: the reader has seen enough
-
+def columns() -> int:
+    """How wide the terminal on stdout is; 0 where it is none, so that nothing has to fit."""
     try:
-        read(write)
-    finally:
-        if shown is not None:
-            put(shown.finish())
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def say(text: str) -> bool:
@@ -589,7 +665,7 @@ def say(text: str) -> bool:
 
 def say_json(value: Mapping[str, Any]) -> bool:
     """Print one JSON object as a line to stdout; False when its reader is gone."""
-    return put(json.dumps(value) + "\n")
+    return put(spoken(json.dumps(value)) + "\n")
 
 
 def put(text: str) -> bool:
@@ -616,7 +692,7 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
         if not patterns:
             raise UsageError("no host given", next_step="name hosts or groups with --host (it may be repeated)")
         inventory = settings.load()
-        shown = {host.name: _linted(host) for host in inventory.resolve(inventory.select(patterns))}
+        shown = {host.name: _linted(host, settings.project) for host in inventory.resolve(inventory.select(patterns))}
         if settings.as_json:
             for host in shown.values():
                 say_json(host)
@@ -624,12 +700,16 @@ def print_config(settings: Settings, patterns: Sequence[str]) -> None:
             say(config_text(shown))
 
 
-def _linted(host: Host) -> dict[str, Any]:
+def _linted(host: Host, project: Path | Project) -> dict[str, Any]:
     """What the inventory says of a host, with all that `lint` has to say of its servers."""
     from lamplighter.lint import lint_servers
 
     shown = host.to_json()
-    found = lint_servers(host, host.servers.values(), PROJECT / "roles")
+    if isinstance(project, Project):
+        used = dict.fromkeys(server.engine for server in host.servers.values())
+        own = {name: project.own_engine(name) for name in used}
+        shown["engines"] = {name: dataclasses.asdict(found) for name, found in own.items() if found is not None}
+    found = lint_servers(host, host.servers.values(), project / "roles")
     return {**shown, "lint": [*shown["lint"], *(each.to_json() for each in found)]}
 
 
@@ -661,7 +741,7 @@ def _exit_with(error: LamplighterError, as_json: bool) -> NoReturn:
         fold = Fold()
         fold.add_error(None, None, error)
         say_json({"error": str(error), "exit_code": int(error.exit_code), **fold.report().to_json()})
-    complain(error)
+    complain(error.whole)
     raise Leave(code=error.exit_code)
 
 

@@ -23,7 +23,7 @@ from lamplighter.node.events import Exit
 from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.whole import diagnose_log
 from lamplighter.paths import at_home, open_file
-from lamplighter.project import PROJECT
+from lamplighter.project import PROJECT, Roles
 from lamplighter.release.engine import load_engine, load_engines
 from lamplighter.release.engine_file import rule_place
 from lamplighter.report.wording import clean, seconds
@@ -56,6 +56,7 @@ def diagnose(
 
     ``explain``: the text says, too, which rule of which role's file decided; the JSON always does.
     """
+    roles = settings.project / "roles"
     if log is None:
         if engine is not None or version is not None:
             _refuse(settings, UsageError("--engine and --engine-version go with --log", why="the node knows its own"))
@@ -66,13 +67,13 @@ def diagnose(
             host,
             server,
             "diagnose",
-            lambda session, servers: {one.name: with_place(session.diagnose(one)) for one in servers},
+            lambda session, servers: {one.name: with_place(session.diagnose(one), roles) for one in servers},
             lambda data: last_runs_text(data, explain),
         )
     with command.guarded(settings):
         if host:
             raise UsageError("--log and --host exclude each other", next_step="give one of them")
-        found = with_place(diagnose_file(log, engine, version).to_json(server or NAMELESS))
+        found = with_place(diagnose_file(log, engine, version, roles).to_json(server or NAMELESS), roles)
         command.say_json(found) if settings.as_json else command.say(text(found, explain))
     raise Leave(code=Exit.OK)
 
@@ -83,28 +84,29 @@ def _refuse(settings: Settings, error: UsageError) -> NoReturn:
     raise AssertionError
 
 
-def diagnose_file(log: str, engine: str | None = None, version: str | None = None) -> Diagnosis:
+def diagnose_file(
+    log: str, engine: str | None = None, version: str | None = None, roles: Roles = PROJECT / "roles"
+) -> Diagnosis:
     """Diagnose the log at path ``log`` (``-``: stdin). Raises UsageError, InventoryError for an unknown engine."""
-    roles = PROJECT / "roles"
     engines = {engine: load_engine(engine, roles)} if engine is not None else load_engines(roles)
     with opened(log) as stream:
         return diagnose_log(stream, {name: each.compiled for name, each in engines.items()}, engine, version)
 
 
-def with_place(found: dict[str, Any]) -> dict[str, Any]:
+def with_place(found: dict[str, Any], roles: Roles) -> dict[str, Any]:
     """A diagnosis (its JSON) whose rule names the file and the line in which it stands."""
     rule = found.get("rule")
     if not rule:
         return found
-    engine = found.get("engine") or _wordiest()
-    place = rule_place(engine, PROJECT / "roles", rule["key"], rule["pattern"])
+    engine = found.get("engine") or _wordiest(roles)
+    place = rule_place(engine, roles, rule["key"], rule["pattern"])
     where = {"file": place.file, "line": place.line} if place is not None else {"file": None, "line": None}
     return {**found, "rule": {**rule, **where}}
 
 
-def _wordiest() -> str:
+def _wordiest(roles: Roles) -> str:
     """The engine whose wording a log of an unknown one is read with."""
-    engines = load_engines(PROJECT / "roles")
+    engines = load_engines(roles)
     return max(engines, key=lambda name: len(engines[name].compiled.get("failures", ())))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import secrets
 import socket
@@ -11,15 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamplighter.errors import UNTOUCHED, ContactLost, InventoryError, LamplighterError, NodeRefused, Unreachable
+from lamplighter.errors import (
+    UNTOUCHED,
+    ContactLost,
+    InventoryError,
+    LamplighterError,
+    NodeRefused,
+    Unreachable,
+    UsageError,
+)
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.inventory.schema import TREATMENT
 from lamplighter.node import events
 from lamplighter.node.events import Event
+from lamplighter.project import Project
 from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
 from lamplighter.run.conversation import NoAnswer, converse
+from lamplighter.run.places import with_places
 from lamplighter.ssh.config import local_user
 
 if TYPE_CHECKING:
@@ -27,6 +38,19 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[Event], None]
 
+
+@dataclasses.dataclass(frozen=True)
+class Unlisted:
+    """A server that the inventory does not name: what is needed of it, its node has on record."""
+
+    name: str
+
+
+#: What a person can name with ``--server``.
+Named = Server | Unlisted
+
+#: What checks are told of a server that may differ from release to release.
+OF_RELEASE = ("model", "served_name", "host", "port", "gpus", "tls")
 #: Seconds to wait before each try to find a run again after contact was lost; a try costs a connect_timeout at most.
 RECONNECT_PAUSES = (1.0, 3.0, 6.0)
 
@@ -34,7 +58,7 @@ RECONNECT_PAUSES = (1.0, 3.0, 6.0)
 class HostSession:
     """An open connection to one host of the inventory; every verb is one exec on it."""
 
-    def __init__(self, host: Host, node: Node, project: Path) -> None:
+    def __init__(self, host: Host, node: Node, project: Path | Project) -> None:
         self.host = host
         self.node = node
         self.project = project
@@ -45,8 +69,10 @@ class HostSession:
         #: Of a server that was just deployed, for the first who asks.
         self._told_facts: dict[str, dict[str, Any]] = {}
         self._engines: dict[str, Engine] = {}
+        #: The plans of servers that were rolled back, to which the inventory's are no measure.
+        self._released: dict[str, dict[str, Any]] = {}
 
-    def run(self, verb: str, server: Server, on_event: OnEvent, **options: Any) -> None:
+    def run(self, verb: str, server: Named, on_event: OnEvent, **options: Any) -> None:
         """Have the node do ``verb`` (deploy, rollback, start, stop) for ``server``, in a run of its own.
 
         Touches the node as the verb says. A run that has begun there ends there, connected or not: when
@@ -60,7 +86,7 @@ class HostSession:
                 self.under_way = None
             on_event(event)
 
-        follower = Follower(self.host.name, server.name, prepared["run"], listen)
+        follower = self._follower(server, prepared["run"], listen)
         follower.asked = {"verb": verb, "by": whoever_asks()}
 
         def is_sent() -> None:
@@ -74,17 +100,17 @@ class HostSession:
         self.under_way = None
         self._told_facts = {server.name: follower.facts} if follower.facts else {}
 
-    def attach(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
+    def attach(self, server: Named, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
-        self._attach(Follower(self.host.name, server.name, run, on_event))
+        self._attach(self._follower(server, run, on_event))
 
-    def cancel(self, server: Server, on_event: OnEvent, run: str | None = None) -> None:
+    def cancel(self, server: Named, on_event: OnEvent, run: str | None = None) -> None:
         """Ask the run at work on ``server`` (or ``run``) to end, and follow it to its end.
 
         Before ``stop`` the node stays as it is, afterwards the run rolls back. Asked again when the wire breaks, until
         the node has heard it. Raises NoSuchRun where none is at work.
         """
-        self._cancel(Follower(self.host.name, server.name, run, on_event))
+        self._cancel(self._follower(server, run, on_event))
 
     def cancel_or_see_its_end(self, run: Follower) -> None:
         """Cancel a run that we have followed so far; where its own end came first, show that and say so.
@@ -97,13 +123,34 @@ class HostSession:
             self._attach(run)
             run.tell(f"nothing was cancelled ({refusal.what}): the run had come to its own end")
 
+    def _follower(self, server: Named, run: str | None, on_event: OnEvent) -> Follower:
+        if isinstance(server, Unlisted):
+            return Follower(self.host.name, server.name, run, on_event, is_unlisted=True)
+        return Follower(self.host.name, server.name, run, self._with_places(server, on_event))
+
+    def _with_places(self, server: Server, on_event: OnEvent) -> OnEvent:
+        """Tell with each failure and warning where the inventory says what it names."""
+
+        def listen(event: Event) -> None:
+            is_about_settings = event["event"] in (events.FAILURE, events.WARNING)
+            on_event(self._placed(server, event) if is_about_settings else event)
+
+        return listen
+
+    def _placed(self, server: Server, told: Mapping[str, Any]) -> dict[str, Any]:
+        return with_places(told, self.host, server, self.project / "roles")
+
+    def _found(self, server: Server, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The findings of a node, those that are not well with their places in the inventory."""
+        return [dict(each) if each["level"] == "ok" else self._placed(server, each) for each in findings]
+
     def _attach(self, run: Follower) -> None:
-        self._follow({"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last}, run)
+        self._follow({"verb": "attach", **_about(run), "to": run.run, "after": run.last}, run)
 
     def _cancel(self, run: Follower) -> None:
         # by its number the node knows an order that comes twice: it is meant for one run, and not for the next one, too
         order = {"order": secrets.token_hex(8), "by": whoever_asks(), **run.unless_begun}
-        self._follow({"verb": "cancel", "servers": [run.server], "to": run.run, "after": run.last, **order}, run)
+        self._follow({"verb": "cancel", **_about(run), "to": run.run, "after": run.last, **order}, run)
 
     def reconnect(self) -> None:
         """Give the connection up and log in again. Raises Unreachable or one of its kinds."""
@@ -147,11 +194,18 @@ class HostSession:
             whole = {"host": self.host.name, "root": self.host.root, **_once_more(request, follower)}
 
     def logs(
-        self, server: Server, write: Callable[[str], None], lines: int, follow: bool, run: str | None = None
+        self,
+        server: Named,
+        write: Callable[[str], None],
+        lines: int,
+        follow: bool,
+        run: str | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Hand the last ``lines`` lines of a log to ``write``, then what it gains. Reads only.
 
-        The log of what serves, or served last; with ``run``, of the server which that run started.
+        The log of what serves, or served last; with ``run``, of the server which that run started. ``tell`` gets what
+        is to be said of the log itself: it was cut, or another one goes on in its place.
         """
 
         def listen(event: Event) -> None:
@@ -161,10 +215,12 @@ class HostSession:
                     why=event.get("why", "nothing has been deployed there"),
                     next_step=events.invocation("status", self.host.name, server.name),
                 )
-            if event["event"] == events.LOG:
+            if event["event"] == events.LOG and event.get("note"):
+                tell(event["note"])
+            elif event["event"] == events.LOG:
                 write(event["text"])
 
-        self._ask({"verb": "logs", "servers": [server.name], "lines": lines, "follow": follow, "to": run}, listen)
+        self._ask({"verb": "logs", **_named([server]), "lines": lines, "follow": follow, "to": run}, listen)
 
     def status(self, servers: Sequence[str], patience: float | None = None) -> dict[str, Any]:
         """Ask what serves and which run is in progress: {"root", "servers": [...]}. Reads only.
@@ -177,23 +233,41 @@ class HostSession:
         """Return ``status`` of each server, by name."""
         return {found["name"]: found for found in self.status(servers, patience)["servers"]}
 
-    def standings(self, servers: Sequence[Server]) -> dict[str, dict[str, Any]]:
-        """Return ``status`` of each server with its ``drift`` from the inventory as it is now, by name. Reads only."""
+    def standings(self, servers: Sequence[Named], *, everything: bool = False) -> dict[str, dict[str, Any]]:
+        """Return ``status`` of each server with its ``drift`` from the inventory as it is now, by name. Reads only.
+
+        With ``everything`` also of those that the node alone knows. Whom the inventory does not name is ``unlisted``,
+        and its drift is told from its own release.
+        """
         wanted: dict[str, dict[str, Any]] = {}
         faults: dict[str, str] = {}
         for server in servers:
+            if isinstance(server, Unlisted):
+                continue
             try:
                 wanted[server.name] = self.wanted(server)
             except InventoryError as error:
                 faults[server.name] = f"inventory: {error.what}"
-        found = self._result({"verb": "status", "servers": [one.name for one in servers], "wanted": wanted})
+        found = self._result({"verb": "status", **_named(servers), "wanted": wanted, "everything": everything})
+        standing = {one["name"]: {**one, "unlisted": one["name"] not in self.host.servers} for one in found["servers"]}
         for name, fault in faults.items():
-            next(one for one in found["servers"] if one["name"] == name)["drift"]["unknown"].append(fault)
-        return {one["name"]: one for one in found["servers"]}
+            standing[name]["drift"]["unknown"].append(fault)
+        return standing
 
     def wanted(self, server: Server) -> dict[str, Any]:
         """Return what the inventory wants of ``server`` now, as drift is told by. Raises InventoryError."""
         return _wanted(self._release(server))
+
+    def as_released(self, server: Server) -> Server:
+        """Return ``server`` as the release that became ready last has it, which may be none of this inventory.
+
+        Its ``facts`` are then asked for as that release wants them. Reads only.
+        """
+        plan = self._result({"verb": "released", "servers": [server.name]})["server"]
+        if plan is None:
+            return server
+        self._released[server.name] = plan
+        return server.model_copy(update={name: plan[name] for name in OF_RELEASE if name in plan})
 
     def facts(self, server: Server) -> dict[str, Any]:
         """Ask all that checks may know about the node and ``server``, in one exec. Reads only.
@@ -203,6 +277,9 @@ class HostSession:
         if server.name in self._told_facts:
             return self._told_facts.pop(server.name)
         engine = self.engine_of(server)
+        if server.name in self._released:
+            plan = self._released[server.name]
+            return self._result({"verb": "facts", "server": plan, "engine": engine.compiled})
         release = build_release(self.host, server, engine, self.project)
         request = {"verb": "facts", "server": release.manifest["server"], "engine": engine.compiled}
         return self._result({**request, "wanted": _wanted(release)})
@@ -213,15 +290,28 @@ class HostSession:
             self._engines[server.engine] = load_engine(server.engine, self.project / "roles")
         return self._engines[server.engine]
 
-    def releases(self, servers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def releases(self, servers: Sequence[Named]) -> dict[str, dict[str, Any]]:
         """List the releases that the node has of each server, by server name. Reads only."""
-        found = self._result({"verb": "releases", "servers": list(servers)})
-        return {server["name"]: server for server in found["servers"]}
+        return self._by_name({"verb": "releases", **_named(servers)})
+
+    def history(self, servers: Sequence[Named], since: float | None, *, everything: bool) -> dict[str, dict[str, Any]]:
+        """List the runs on each server that began within ``since`` seconds, by server name. Reads only.
+
+        With ``everything`` also of the servers that the node alone knows.
+        """
+        return self._by_name({"verb": "history", **_named(servers), "since": since, "everything": everything})
+
+    def hold(self, servers: Sequence[Named], order: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Put the servers on hold as ``order`` says (message, seconds), or end that (end); tell how each stands."""
+        return self._by_name({"verb": "hold", **_named(servers), **order, "by": whoever_asks()})
+
+    def _by_name(self, request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        return {server["name"]: server for server in self._result(request)["servers"]}
 
     def check(self, server: Server) -> dict[str, Any]:
         """Ask the preflight's questions, and who would be stopped by a deploy. Reads only."""
         found = self._result(self._question("check", server, self._release(server)))
-        return {**found, "findings": [*_secret_findings(server), *found["findings"]]}
+        return {**found, "findings": [*_secret_findings(server), *self._found(server, found["findings"])]}
 
     def _release(self, server: Server) -> Release:
         return build_release(self.host, server, self.engine_of(server), self.project)
@@ -235,7 +325,12 @@ class HostSession:
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
             "lint": _lint_of_node(server, self.project),
+            **self._names(server),
         }
+
+    def _names(self, server: Server) -> dict[str, Any]:
+        """Which servers the node may have, and the name that this one had there."""
+        return {"inventory": sorted(self.host.servers), "was": server.was}
 
     def plan(self, server: Server) -> dict[str, Any]:
         """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
@@ -253,7 +348,7 @@ class HostSession:
             "is_pending": bool(changes) or not serves or bool(found["drift"]["differences"]),
             "changes": changes.to_json(),
             "drift": found["drift"],
-            "findings": [*findings, *found["findings"]],
+            "findings": [*findings, *self._found(server, found["findings"])],
             "would_stop": found["would_stop"],
         }
 
@@ -266,7 +361,7 @@ class HostSession:
         engine = self.engine_of(server)
         return self._result({"verb": "diagnose", "servers": [server.name], "engine": engine.compiled})
 
-    def prepare(self, verb: str, server: Server) -> dict[str, Any]:
+    def prepare(self, verb: str, server: Named) -> dict[str, Any]:
         """Build the request: everything the node needs, so that it depends on no one afterwards.
 
         Only ``deploy`` brings a release. The other verbs work with what is on the node, and so also while the
@@ -279,7 +374,7 @@ class HostSession:
             "root": self.host.root,
             "by": whoever_asks(),
         }
-        if verb != "deploy":
+        if verb != "deploy" or isinstance(server, Unlisted):
             return {**begun, **self._plan(server)}
         engine = self.engine_of(server)
         release = build_release(self.host, server, engine, self.project)
@@ -293,12 +388,16 @@ class HostSession:
             },
             "checks": server.to_json()["checks"],
             "lint": _lint_of_node(server, self.project),
+            **self._names(server),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
             "tell_facts": True,
         }
 
-    def _plan(self, server: Server) -> dict[str, Any]:
+    def _plan(self, server: Named) -> dict[str, Any]:
+        if isinstance(server, Unlisted):
+            nowhere = f"the inventory names no server {server.name}"
+            return {"server": {"name": server.name}, "unplanned": nowhere, "unlisted": True}
         try:
             engine = self.engine_of(server)
             return {"server": server_plan(self.host, server, engine), "engine": engine.compiled}
@@ -328,10 +427,20 @@ class HostSession:
         except ContactLost as lost:  # a question leaves nothing behind that could go on without us
             raise Unreachable(lost.what, why=lost.why, next_step="ask again") from lost
         self.seconds_on_node += number(bye.get("took")) or 0.0
+        self._refuse_unknown(bye)
         _raise_defect(self.host.name, bye)
         return bye
 
+    def _refuse_unknown(self, bye: Event) -> None:
+        if bye.get("unknown_server"):
+            raise UsageError(
+                f"neither the inventory nor {self.host.name} knows a server {bye['unknown_server']}",
+                serving=UNTOUCHED,
+                next_step=f"`./inv status --all --host {self.host.name}` shows what is there",
+            )
+
     def _check_farewell(self, bye: Event, follower: Follower) -> None:
+        self._refuse_unknown(bye)
         if bye.get("refused"):
             raise NodeRefused(
                 f"{self.host.name}: no run can keep its journal there",
@@ -364,7 +473,7 @@ class HostSession:
 
 
 @contextlib.contextmanager
-def open_session(host: Host, project: Path) -> Iterator[HostSession]:
+def open_session(host: Host, project: Path | Project) -> Iterator[HostSession]:
     """Connect to ``host``. Raises Unreachable or one of its kinds."""
     from lamplighter.ssh.connection import Node
 
@@ -373,7 +482,7 @@ def open_session(host: Host, project: Path) -> Iterator[HostSession]:
 
 
 @contextlib.contextmanager
-def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
+def begin_session(host: Host, project: Path | Project) -> Iterator[HostSession]:
     """Begin to connect to ``host``; the first question waits for that, and raises what `open_session` would."""
     from lamplighter.ssh.connection import Node
 
@@ -382,7 +491,7 @@ def begin_session(host: Host, project: Path) -> Iterator[HostSession]:
         yield HostSession(host, node, project)
 
 
-def _lint_of_node(server: Server, project: Path) -> dict[str, Any]:
+def _lint_of_node(server: Server, project: Path | Project) -> dict[str, Any]:
     from lamplighter.lint import lint_of_node  # with all its rules, which most verbs do without
 
     return lint_of_node(server, project / "roles")
@@ -405,6 +514,14 @@ def _secret_findings(server: Server) -> list[dict[str, str]]:
             for line in f"{where}{error.what}".splitlines()
         ]
     return []
+
+
+def _named(servers: Sequence[Named]) -> dict[str, Any]:
+    """Which servers a question is about; the node says whether it knows those that the inventory does not."""
+    return {
+        "servers": [one.name for one in servers],
+        "unlisted": any(isinstance(one, Unlisted) for one in servers),
+    }
 
 
 def _wanted(release: Release) -> dict[str, Any]:
@@ -431,9 +548,19 @@ class NodeDefect(LamplighterError):
 class Follower:
     """Hands the events of one run to ``on_event``, and knows how far it has come: ``last`` is the last one's number."""
 
-    def __init__(self, host: str, server: str, run: str | None, on_event: OnEvent, after: int = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        server: str,
+        run: str | None,
+        on_event: OnEvent,
+        after: int = 0,
+        *,
+        is_unlisted: bool = False,
+    ) -> None:
         self.host = host
         self.server = server
+        self.is_unlisted = is_unlisted
         self.run = run
         self.last = after
         #: How many lines of the node came, heartbeats too.
@@ -481,7 +608,12 @@ def _once_more(request: Mapping[str, Any], run: Follower) -> dict[str, Any]:
     """Return what to ask once contact was lost: the same order to cancel, else for the run."""
     if request["verb"] == "cancel":
         return {**request, "to": run.run, "after": run.last}
-    return {"verb": "attach", "servers": [run.server], "to": run.run, "after": run.last, **run.unless_begun}
+    return {"verb": "attach", **_about(run), "to": run.run, "after": run.last, **run.unless_begun}
+
+
+def _about(run: Follower) -> dict[str, Any]:
+    """Which server a request about a run is for."""
+    return {"servers": [run.server], "unlisted": run.is_unlisted}
 
 
 def whoever_asks() -> str:

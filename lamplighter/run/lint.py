@@ -17,7 +17,6 @@ from lamplighter.lint import About, load_rules
 from lamplighter.lint.chosen import lint_chosen, place_of
 from lamplighter.node.events import Exit
 from lamplighter.paths import replace_file
-from lamplighter.project import PROJECT
 from lamplighter.report.wording import plural
 from lamplighter.run import command, verify
 
@@ -45,13 +44,13 @@ def report(settings: Settings, patterns: Sequence[str], server: str | None, kind
         if server and not any(servers for _, servers in chosen):
             raise command.no_host_has(server, patterns or ["all"])
         warned = [lint for host in hosts for lint in host.warnings]
-        found = sorted(dict.fromkeys([*warned, *lint_chosen(chosen, PROJECT)]), key=place_of)
+        found = sorted(dict.fromkeys([*warned, *lint_chosen(chosen, settings.project)]), key=place_of)
         if kind == "text":
             command.say(text(found, sum(len(servers) for _, servers in chosen)))
         elif place is None:
-            command.say(sarif(found, load_rules(PROJECT / "roles")))
+            command.say(sarif(found, load_rules(settings.project / "roles")))
         else:
-            _write(place, sarif(found, load_rules(PROJECT / "roles")))
+            _write(place, sarif(found, load_rules(settings.project / "roles")))
         raise Leave(code=Exit.USAGE if any(lint.level == "error" for lint in found) else Exit.OK)
     raise AssertionError  # guarded() lets nothing else through
 

@@ -14,7 +14,7 @@ from typing import Any
 from lamplighter.errors import UsageError
 from lamplighter.inventory import Host, Server, secret_words
 from lamplighter.inventory.editors import json_schema
-from lamplighter.project import PROJECT
+from lamplighter.project import Project
 from lamplighter.release.engine import load_engine
 from lamplighter.release.release import ReleaseFile, build_release
 from lamplighter.report import difference_text
@@ -100,7 +100,7 @@ def render(settings: Settings, patterns: Sequence[str], server: str | None, out:
         for host in inventory.resolve(inventory.select(patterns)):
             for one in host.servers.values():
                 if server in (None, one.name):
-                    wanted[Path(out) / host.name / one.name] = _files(host, one)
+                    wanted[Path(out) / host.name / one.name] = _files(host, one, settings.project)
         if not wanted:
             raise UsageError(f"no host of {', '.join(patterns)} has such a server", next_step="./inv config --host H")
         try:
@@ -113,8 +113,8 @@ def render(settings: Settings, patterns: Sequence[str], server: str | None, out:
             raise UsageError(f"{error.filename or out} cannot be written: {error.strerror}") from error
 
 
-def _files(host: Host, server: Server) -> dict[str, ReleaseFile]:
-    release = build_release(host, server, load_engine(server.engine, PROJECT / "roles"), PROJECT)
+def _files(host: Host, server: Server, project: Path | Project) -> dict[str, ReleaseFile]:
+    release = build_release(host, server, load_engine(server.engine, project / "roles"), project)
     named = [(name, str(secret)) for name, secret in server.secrets.items()]
     named += [(word.variable, str(word.secret)) for word in secret_words(server)]
     lines = [f"# export {name}=...   from {shown}\n" for name, shown in sorted(named)]

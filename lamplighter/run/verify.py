@@ -20,12 +20,14 @@ from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
 from lamplighter.inventory import Server
+from lamplighter.inventory.inventory import defaults_file
 from lamplighter.inventory.schema import LEVELS
 from lamplighter.inventory.sources.yaml_file import read_mapping
 from lamplighter.inventory.values import Problems, plain
 from lamplighter.node import events
 from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home, is_null, open_file, refuse_other_than_file, replace_file
+from lamplighter.project import Project, Roles
 from lamplighter.report import Fold
 from lamplighter.report.report import ServerReport
 from lamplighter.report.wording import clean
@@ -137,8 +139,10 @@ def _begun_shell(session: HostSession) -> Shell:
 class Verification:
     """The checks after a deploy, whose process and shell begin before they are wanted."""
 
-    def __init__(self, inventory: Path) -> None:
+    def __init__(self, inventory: Path, *, of_release: bool = False) -> None:
+        """``of_release``: what serves then may be none of this inventory, and is measured by its own release."""
         self._inventory = inventory
+        self._of_release = of_release
         self._inspectors = Inspectors()
         self._session: HostSession | None = None
         self._shell: Shell | None = None
@@ -158,6 +162,9 @@ class Verification:
             self._shell = _begun_shell(self._session)
 
     def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Callable[[Event], None]) -> None:
+        if not fold.is_put_into_service(session.host.name, server.name):
+            return
+        server = session.as_released(server) if self._of_release else server
         if self._shell is not None and not self._shell.stands():
             self._drop_shell()
         afterwards(session, server, self._inventory, fold, listen, self._inspectors, self._shell)
@@ -184,8 +191,6 @@ def afterwards(
     shell: Shell | None = None,
 ) -> None:
     """Verify a server that was just put into service, as one more stage; a failed blocker makes it *degraded*."""
-    if fold.outcome(session.host.name, server.name) != "deployed":
-        return
     deployed = fold.report().hosts[session.host.name].servers[server.name]
     where = {"host": session.host.name, "server": server.name, "run": deployed.run}
     listen({**events.stage_started("verify"), **where})
@@ -203,18 +208,44 @@ def afterwards(
     listen({**events.stage_ended("verify", not failed, time.monotonic() - began, message=message), **where})
     if failed:
         told = f"{len(failed)} of {len(asked)} checks failed: {', '.join(check['name'] for check in failed)}"
-        _tell_failed(fold, session, server, deployed, told, failed)
+        verdict = _judge(session, server, deployed, told, failed)
+        verdict.tell(fold, session.host.name, server.name)
+        if deployed.verb == "deploy" and verdict.asks_for_the_way_back(server.on_verify_failure):
+            _go_back(session, server, deployed, verdict, fold, listen)
 
 
-def _tell_failed(
-    fold: Fold,
-    session: HostSession,
-    server: Server,
-    deployed: ServerReport,
-    told: str,
-    failed: Sequence[Mapping[str, Any]],
-) -> None:
-    """Tell checks that failed by what became of the server since its run ended, where the node can be asked.
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """What checks that failed say of a server that was just put into service."""
+
+    code: Exit
+    message: str
+    cause: str
+    evidence: str
+    hint: str
+    is_found: bool
+    """A check has failed; one that could not find out is no reason to replace a server."""
+    is_superseded: bool = False
+    """Another run has begun since: what serves now is its matter."""
+
+    def tell(self, fold: Fold, host: str, server: str) -> None:
+        told = {"cause": self.cause, "evidence": self.evidence, "hint": self.hint}
+        if self.code == Exit.DEGRADED:
+            fold.add_degraded(host, server, self.message, **told)
+        else:
+            fold.add_gone(host, server, self.message, self.code, **told)
+
+    def asks_for_the_way_back(self, wish: str) -> bool:
+        """Tell whether ``on_verify_failure`` wants the release before back; ``auto``: for what does not serve."""
+        if self.is_superseded or wish == "keep":
+            return False
+        return self.code != Exit.DEGRADED or (wish == "rollback" and self.is_found)
+
+
+def _judge(
+    session: HostSession, server: Server, deployed: ServerReport, told: str, failed: Sequence[Mapping[str, Any]]
+) -> _Verdict:
+    """Judge checks that failed by what became of the server since its run ended, where the node can be asked.
 
     The server is asked once more: what it says then is what is so now. Where the node cannot be asked, the checks have
     the last word. The next run begins as soon as the lock is free, and the checks then meet a server that is being
@@ -222,6 +253,7 @@ def _tell_failed(
     """
     host, name, evidence = session.host.name, server.name, failed[0]["evidence"]
     said = next((check["evidence"] for check in failed if says_dark(check)), "")
+    is_found = any(check["outcome"] == FAILED for check in failed)
     try:
         # one that has answered the checks may be as slow again; one that has not has had its time
         found = session.statuses([name], patience=None if said else PATIENCE_SECONDS)[name]
@@ -230,26 +262,49 @@ def _tell_failed(
     other, state = found.get("run") or {}, found.get("state")
     before, now = deployed.serving.pid if deployed.serving else None, found.get("pid")
     since, hint = "", events.invocation("verify", host, name)
-    if other.get("id") not in (None, deployed.run):
+    is_superseded = other.get("id") not in (None, deployed.run)
+    if is_superseded:
         since = f"run {other['id']} ({other.get('verb')}, by {other.get('by')}) has begun since"
         hint += " once nothing else is at work there"
     elif state in ("stopped", "starting") or (state == "unknown" and now is None):
         message = f"it was put into service, and serves no more: {found.get('message') or state}; {told}"
         start, releases = (events.invocation(verb, host, name) for verb in ("start", "releases"))
         hint = f"{start} brings it back; {releases} shows what else there is to go back to"
-        fold.add_gone(host, name, message, Exit.CRASHED, cause="crashed", evidence=evidence, hint=hint)
-        return
+        return _Verdict(Exit.CRASHED, message, "crashed", evidence, hint, is_found)
     elif state == "unknown" or (not found and said):
         message = f"its process is alive, and it does not serve: {found.get('message') or said}; {told}"
         restart, rollback = (events.invocation(verb, host, name) for verb in ("restart", "rollback"))
         hint = f"{restart} starts it again; {rollback} brings the last release back"
-        fold.add_gone(host, name, message, Exit.NOT_READY, cause="no_answer", evidence=said or evidence, hint=hint)
-        return
+        return _Verdict(Exit.NOT_READY, message, "no_answer", said or evidence, hint, is_found)
     elif found and before not in (None, now):
         since = f"its process {before} is gone, and {now or 'none'} is in its place"
     again = "asked once more it answers" if said else "serving"
     message = f"it served when this run ended, but {since}; {told}" if since else f"{again}, but {told}"
-    fold.add_degraded(host, name, message, cause="verify", evidence=evidence, hint=hint)
+    return _Verdict(Exit.DEGRADED, message, "verify", evidence, hint, is_found, is_superseded)
+
+
+def _go_back(
+    session: HostSession,
+    server: Server,
+    deployed: ServerReport,
+    verdict: _Verdict,
+    fold: Fold,
+    listen: Callable[[Event], None],
+) -> None:
+    """Have the node put back the release before, in a run of its own that counts as the deploy's last stage.
+
+    The node refuses it where another release than the one that failed is current by now, or none is there to go back
+    to. Raises ContactLost: that run goes on without us.
+    """
+    blamed = {"release": deployed.release, "cause": verdict.cause, "message": verdict.message}
+    try:
+        session.run("rollback", server, listen, blamed=blamed)
+    except ContactLost:
+        raise
+    except LamplighterError as error:
+        fold.add_no_way_back(session.host.name, server.name, error)
+    else:
+        fold.add_way_back(session.host.name, server.name)
 
 
 def says_dark(check: Mapping[str, Any]) -> bool:
@@ -378,7 +433,7 @@ def junit_text(suites: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -
 # -------------------------------------------------------------------------------------------------- what it is about
 
 
-def check_names(server: Server, project: Path, inventory: Path) -> list[str]:
+def check_names(server: Server, project: Path | Project, inventory: Path) -> list[str]:
     """The names of the checks that follow a deploy of ``server``, but for those that the inventory turns off."""
     names: dict[str, None] = {}
     for directory in _directories(server, project, inventory):
@@ -392,18 +447,21 @@ def check_names(server: Server, project: Path, inventory: Path) -> list[str]:
     return [name for name in names if server.checks.get(name) != "off"]
 
 
-def _directories(server: Server, project: Path, inventory: Path) -> list[Path]:
+def _directories(server: Server, project: Path | Project, inventory: Path) -> list[Path]:
     beside = inventory if inventory.is_dir() else inventory.parent
-    wanted = (project / "roles" / "node" / "checks", project / "roles" / server.engine / "checks", beside / "checks")
-    return [directory for directory in wanted if directory.is_dir()]
+    places: list[Roles | Path] = [project / "roles"]
+    if isinstance(project, Project):  # a role of theirs that is no engine adds its checks to those of ours
+        places.append(project.own)
+    wanted = [place / role / "checks" for place in places for role in ("node", server.engine)]
+    return [directory for directory in dict.fromkeys((*wanted, beside / "checks")) if directory.is_dir()]
 
 
-def _thresholds(server: Server, project: Path) -> set[str]:
+def _thresholds(server: Server, project: Path | Project) -> set[str]:
     """Return the names of the thresholds that the roles set."""
     found: dict[str, Any] = {}
     for role in ("node", server.engine):
-        path = project / "roles" / role / "defaults.yml"
-        said: Any = plain(read_mapping(path, Problems())) if path.exists() else {}
+        path = defaults_file(role, project / "roles")
+        said: Any = {} if path is None else plain(read_mapping(path, Problems()))
         found |= (said.get("server") or said).get("checks") or {}
     return {name for name, value in found.items() if isinstance(value, int | float | tuple) and value is not False}
 

@@ -6,17 +6,18 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from invoke.exceptions import Exit as Leave
 
 from lamplighter.errors import LamplighterError
-from lamplighter.inventory import Host, Server
+from lamplighter.inventory import Host
 from lamplighter.node.events import Exit
-from lamplighter.project import PROJECT
+from lamplighter.project import Project
 from lamplighter.report import status_text
 from lamplighter.run import command
-from lamplighter.run.host_session import HostSession
+from lamplighter.run.host_session import HostSession, Named
 from lamplighter.ssh.connection import Node
 
 
@@ -30,14 +31,17 @@ def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:
     return {"if_changed": True, "max_age": command.seconds_in(max_age)}
 
 
-def watch(settings: command.Settings, patterns: Sequence[str], server: str | None, pause: str) -> NoReturn:
+def watch(
+    settings: command.Settings, patterns: Sequence[str], server: str | None, pause: str, *, everything: bool = False
+) -> NoReturn:
     """Show the status of the chosen servers again and again, ``pause`` apart, until Ctrl-C; then leave with 0.
 
     Each host keeps its connection; a lost one is opened again at the next look.
     """
     with command.guarded(settings), contextlib.ExitStack() as open_nodes:
         seconds = max(0.1, command.seconds_in(pause))
-        watched = [_Watched(host, servers, open_nodes) for host, servers in command.choose(settings, patterns, server)]
+        reached = command.reach(settings, patterns, server, everything=everything)
+        watched = [_Watched(host, servers, everything, settings.project, open_nodes) for host, servers in reached]
         try:
             while True:
                 answers: dict[str, Mapping[str, Any]] = {}
@@ -58,8 +62,17 @@ def watch(settings: command.Settings, patterns: Sequence[str], server: str | Non
 class _Watched:
     """One host, and the connection that it keeps."""
 
-    def __init__(self, host: Host, servers: list[Server], open_nodes: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        host: Host,
+        servers: list[Named],
+        everything: bool,
+        project: Path | Project,
+        open_nodes: contextlib.ExitStack,
+    ) -> None:
         self.host = host
+        self._everything = everything
+        self._project = project
         self._servers = servers
         self._node = Node(host.name, host.connection)
         open_nodes.callback(self._node.close)
@@ -69,7 +82,8 @@ class _Watched:
             self._node.close()
             self._node.open()
         try:
-            return HostSession(self.host, self._node, PROJECT).standings(self._servers)
+            session = HostSession(self.host, self._node, self._project)
+            return session.standings(self._servers, everything=self._everything)
         except LamplighterError:
             self._node.close()
             raise
@@ -85,5 +99,5 @@ def _show(
         return command.say_json({"status": {"t": round(time.time(), 3), "hosts": hosts}})
     clear = "\x1b[H\x1b[2J" if sys.stdout is not None and sys.stdout.isatty() else ""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    table = [status_text(answers)] if answers else []
+    table = [status_text(answers, command.columns())] if answers else []
     return command.put(clear) and command.say("\n".join([now, *table, *map(str, errors.values()), ""]))

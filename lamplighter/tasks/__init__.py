@@ -6,13 +6,18 @@ and shell completion need none.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from invoke.collection import Collection
 
 from lamplighter.tasks import box, local, reading, serving
 
 
-def collection() -> Collection:
-    """All tasks but those of a checkout, with the settings that they start from."""
+def collection(tasks_file: str | None = None) -> Collection:
+    """All tasks, with the settings that they start from: the namespace of a ``tasks_file`` (its ``__file__``).
+
+    ``inventory/`` lies beside that file; without one, in the working directory.
+    """
     found = Collection(
         serving.deploy,
         serving.rollback,
@@ -21,8 +26,10 @@ def collection() -> Collection:
         serving.start,
         serving.restart,
         serving.undeploy,
+        serving.hold,
         serving.attach,
         serving.cancel,
+        reading.history,
         reading.plan,
         reading.check,
         reading.env,
@@ -30,6 +37,7 @@ def collection() -> Collection:
         reading.verify,
         reading.logs,
         reading.diagnose,
+        local.init,
         local.config,
         local.lint,
         local.render,
@@ -38,6 +46,7 @@ def collection() -> Collection:
     found.configure(
         {
             "lamplighter": {
+                "root": str(Path(tasks_file).resolve().parent) if tasks_file else "",
                 "inventory": "inventory",
                 "debug": False,
                 "vault_password_file": [],

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from invoke.context import Context
+from invoke.tasks import task
 
 from lamplighter.tasks.options import HELP, on_hosts
+
+
+@task(auto_shortflags=False, positional=["directory"], help={"directory": "where: made if it is not there"})
+def init(c: Context, directory: str) -> None:
+    """Begin a repository of your own: inventory, roles for own engines and checks, tasks.py, a script for CI."""
+    from lamplighter.run import command, repository
+
+    settings = command.settings_from(c, directory=directory)
+    repository.begin(settings, directory)
 
 
 @on_hosts(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from invoke.context import Context
 
-from lamplighter.project import PROJECT
 from lamplighter.tasks.options import HELP, READING, on_hosts
 
 
@@ -14,13 +15,48 @@ def releases(c: Context, host: list[str], server: str | None = None, json: bool 
     from lamplighter.report import releases_text
     from lamplighter.run import command
 
+    settings = command.settings_from(c, as_json=json, host=host, server=server)
     command.read(
-        command.settings_from(c, as_json=json, host=host, server=server),
+        settings,
         host,
         server,
         "releases",
-        lambda session, servers: session.releases([one.name for one in servers]),
-        releases_text,
+        lambda session, servers: session.releases(servers),
+        functools.partial(releases_text, width=command.columns()),
+        hosts=lambda: command.reach(settings, host, server),
+    )
+
+
+@on_hosts(
+    flags={
+        **READING,
+        "since": "only runs that began within this time: 7d, 12h, 30m or seconds",
+        "all": "of servers that the inventory does not name, too",
+    }
+)
+def history(
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    since: str | None = None,
+    all: bool = False,  # noqa: A002 - the flag that people know from other tools
+    json: bool = False,
+) -> None:
+    """List what was done: when, by whom, how it ended, downtime, cause, and ids for `attach` and `logs`. Reads only."""
+    from lamplighter.report.history import history_text
+    from lamplighter.run import command
+
+    settings = command.settings_from(c, as_json=json, host=host, server=server, since=since)
+    with command.guarded(settings):
+        span = None if since is None else command.seconds_in(since)
+    command.read(
+        settings,
+        host,
+        server,
+        "history",
+        lambda session, servers: session.history(servers, span, everything=all),
+        functools.partial(history_text, width=command.columns()),
+        hosts=lambda: command.reach(settings, host, server, everything=all),
     )
 
 
@@ -55,10 +91,10 @@ def plan(c: Context, host: list[str], server: str | None = None, json: bool = Fa
         server,
         "plan",
         lambda session, servers: {
-            one.name: {**session.plan(one), "checks": checks.check_names(one, PROJECT, settings.inventory)}
+            one.name: {**session.plan(one), "checks": checks.check_names(one, settings.project, settings.inventory)}
             for one in servers
         },
-        plan_text,
+        functools.partial(plan_text, width=command.columns()),
         command.judge_plan,
     )
 
@@ -70,22 +106,32 @@ def check(c: Context, host: list[str], server: str | None = None, json: bool = F
     from lamplighter.run import command
 
     settings = command.settings_from(c, as_json=json, host=host, server=server)
+    texts = (check_text, plan_text) if diff else (check_text,)
     command.read(
         settings,
         host,
         server,
         "check",
         lambda session, servers: {one.name: session.plan(one) if diff else session.check(one) for one in servers},
-        (lambda found: f"{check_text(found)}\n\n{plan_text(found)}") if diff else check_text,
+        lambda found: "\n\n".join(text(found, command.columns()) for text in texts),
         command.judge_plan if diff else command.judge_findings,
     )
 
 
 @on_hosts(
-    flags={**READING, "watch": "ask again every so many seconds, over the same connections, until Ctrl-C"},
+    flags={
+        **READING,
+        "watch": "ask again every so many seconds, over the same connections, until Ctrl-C",
+        "all": "servers that the inventory does not name, too: all that lies on the node",
+    },
 )
 def status(
-    c: Context, host: list[str], server: str | None = None, json: bool = False, watch: str | None = None
+    c: Context,
+    host: list[str],
+    server: str | None = None,
+    json: bool = False,
+    watch: str | None = None,
+    all: bool = False,  # noqa: A002 - the flag that people know from other tools
 ) -> None:
     """Show what serves and since when, its drift, and a run in progress with its stage. Reads only."""
     from lamplighter.report import status_text
@@ -93,14 +139,15 @@ def status(
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, watch=watch)
     if watch is not None:
-        watching.watch(settings, host, server, watch)
+        watching.watch(settings, host, server, watch, everything=all)
     command.read(
         settings,
         host,
         server,
         "status",
-        lambda session, servers: session.standings(servers),
-        status_text,
+        lambda session, servers: session.standings(servers, everything=all),
+        functools.partial(status_text, width=command.columns()),
+        hosts=lambda: command.reach(settings, host, server, everything=all),
     )
 
 
@@ -135,7 +182,7 @@ def verify(
         server,
         "verify",
         lambda session, servers: checks.verify_all(session, servers, settings.inventory, only or k or "", results),
-        verify_text,
+        functools.partial(verify_text, width=command.columns()),
         checks.judge_checks,
     )
 
@@ -145,7 +192,8 @@ def verify(
         "host": HELP["host"],
         "server": HELP["server"],
         "lines": "how many of the last lines",
-        "follow": "go on as the log grows, until Ctrl-C",
+        "follow": "go on as the log grows, and with the next launch, until Ctrl-C",
+        "f": "the same as --follow",
         "run": "the log of the server that this run started (default: what serves, or served last)",
     },
 )
@@ -155,13 +203,15 @@ def logs(
     server: str | None = None,
     lines: str = "100",
     follow: bool = False,
+    f: bool = False,
     run: str | None = None,
 ) -> None:
-    """Print the server's log as the node keeps it. Reads only."""
+    """Print the server's log as the node keeps it; of several with their names before each line. Reads only."""
     from lamplighter.run import command
+    from lamplighter.run import logs as server_logs
 
     settings = command.settings_from(c, host=host, server=server, lines=lines, run=run)
-    command.print_logs(settings, host, server, lines, follow, run)
+    server_logs.print_logs(settings, host, server, lines, follow or f, run)
 
 
 @on_hosts(

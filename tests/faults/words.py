@@ -14,7 +14,7 @@ from typing import Any
 from lamplighter.node.events import Exit
 from tests.driver import Done
 
-#: Codes that say by themselves whether something serves (docs/events.md).
+#: Codes that say by themselves whether something serves (docs/json.md).
 SERVES = {Exit.OK: True, Exit.CRASHED: False, Exit.NOT_READY: False, Exit.DEGRADED: True, Exit.ROLLED_BACK: True}
 #: Of what they end with, nothing is promised for later: another run decides, or this one goes on.
 OTHERS_DECIDE = (Exit.LOCKED, Exit.DETACHED, Exit.UNREACHABLE)

@@ -177,3 +177,49 @@ def test_the_way_back_passes_over_a_damaged_release(box: Box, how: str) -> None:
         assert refused.code == Exit.REFUSED, refused
         assert f"release {names[1]} is damaged (" in refused.server("box", "demo")["hint"]
     assert box.serves()
+
+
+WRONG = """
+import pytest
+
+def test_right_age(host, server):
+    assert server.env["AGE"] not in ("2", "4"), "that age is wrong"
+
+@pytest.mark.serving
+def test_lives(host, server):
+    if server.env["AGE"] == "3":
+        assert host.run("kill -9 %s", str(server.pid)).rc == 0
+        raise AssertionError("it is dead")
+"""
+
+
+@pytest.mark.timeout(600)  # five deploys
+def test_a_server_whose_checks_fail_is_replaced_as_the_inventory_wants(box: Box) -> None:
+    (box.driver.inventory / "checks").mkdir()
+    (box.driver.inventory / "checks" / "test_own.py").write_text(WRONG)
+
+    box.configure(env={"AGE": "3"})
+    nowhere = box.deploy()
+    assert nowhere.code == Exit.CRASHED, nowhere.server("box", "demo")
+    part = nowhere.server("box", "demo")
+    assert "not rolled back: there is no earlier good release of demo" in part["message"]
+
+    for wish, age, code, told in (
+        ("auto", "2", Exit.DEGRADED, "serving, but 1 of"),
+        ("keep", "3", Exit.CRASHED, "serves no more"),
+        ("auto", "3", Exit.ROLLED_BACK, "serves no more"),
+        ("rollback", "4", Exit.ROLLED_BACK, "serving, but 1 of"),
+    ):
+        box.configure(env={"AGE": age}, on_verify_failure=wish)
+        done = box.deploy()
+        part = done.server("box", "demo")
+        assert (done.code, told in part["message"]) == (code, True), part["message"]
+        if code == Exit.DEGRADED:
+            kept = part["release"]
+        if code == Exit.ROLLED_BACK:
+            assert part["outcome"] == "rolled_back"
+            assert part["release"] != kept == part["serving"]["release"]
+            assert rows_of(box)[part["release"]]["verdict"] == "bad"
+            assert box.serves()
+    again = box.deploy("--if-changed")
+    assert (again.code, again.server("box", "demo")["cause"]) == (Exit.ROLLED_BACK, "bad_release")

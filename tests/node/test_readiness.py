@@ -713,3 +713,19 @@ def test_too_far_behind_it_skips_to_a_line_and_counts(tmp_path: Path) -> None:
     assert whole.skipped == 0
     log.close()
     whole.close()
+
+
+def test_a_boot_that_writes_nothing_is_told_of_and_its_last_line_is_no_news() -> None:
+    told: list[tuple[str, Any]] = []
+    teller = readiness._Teller(
+        lambda message, **fields: told.append((message, fields.get("line"))), str, (), 0.0, is_python=True
+    )
+    watched: Any = SimpleNamespace(phase=None, percent=None, last_line="server_args=...", slowest=None, ranks={})
+    for now, silent in ((1.0, 0.0), (3.0, 2.0), (4.5, 3.5), (5.0, 4.0), (8.0, 7.0), (9.0, 0.0)):
+        teller.tell(watched, (), now, silent)
+    imports = "imports: its Python processes load packages; nothing new in its log for"
+    boot = ("boot", "server_args=...")
+    assert told == [boot, (f"{imports} 3 s", None), (f"{imports} 6 s", None), boot]
+    watched.phase = "weights"
+    teller.tell(watched, (), 20.0, 11.0)
+    assert told[-1] == ("weights", "server_args=...")  # a load may take its time

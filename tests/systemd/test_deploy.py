@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def test_a_server_outlives_a_kill_and_a_reboot_and_is_found_by_the_next_deploy(s
     assert str(now["pid"]) == site.show("MainPID")
     assert now["restarts"] >= 1
     assert f"systemd restarted {UNIT}" in now["message"]
+    assert now["since"] > first["since"] + 1  # of this process
 
     second = site.deploy().server("gpu1", "demo")
     assert second["downtime_seconds"] > 0
@@ -147,6 +149,33 @@ def test_a_unit_whose_record_is_removed_is_told_and_undeploy_leaves_it(site: Sit
     assert site.serves()
     site.deploy()
     assert site.status()["message"] == ""
+    assert site.run("undeploy", "--stop").code == Exit.OK
+    now = site.status()
+    assert now["state"] == "stopped"
+    assert re.fullmatch(rf"run \S+ \(undeploy, \S+\) stopped it at [^;]*; {UNIT} is inactive", now["message"]), (
+        now
+    )  # no crash
+
+
+def test_a_unit_whose_server_gets_another_name_is_the_way_back_until_that_is_ready(site: Site) -> None:
+    old = site.deploy().server("gpu1", "demo")
+    new = {"engine": "demo", "model": "demo-model", "port": PORT, "launcher": "auto", "was": "demo"}
+    before = site.unit()
+    site.configure(host={"servers": {"fresh": {**new, "args": {"lab-fail": "die:weights"}}}})
+    failed = site.run("deploy")
+    report = failed.server("gpu1", "fresh")
+    assert (failed.code, report["serving"]["release"]) == (Exit.ROLLED_BACK, f"unit {UNIT}"), str(failed)[-3000:]
+    assert site.unit() == before
+    again = json.loads(site.run("status", "--server", "demo").stdout)["status"]["hosts"]["gpu1"]["servers"]["demo"]
+    assert (again["state"], again["release"], again["unlisted"]) == ("serving", old["release"], True)
+
+    site.configure(host={"servers": {"fresh": new}})
+    done = site.deploy().server("gpu1", "fresh")
+    assert site.show("MainPID", "lamplighter-fresh.service") == str(done["serving"]["pid"])
+    assert site.systemctl("is-enabled", "lamplighter-fresh.service") == "enabled"
+    assert site.node.sh("ls /etc/systemd/system | grep lamplighter") == "lamplighter-fresh.service\n"
+    gone = json.loads(site.run("status", "--server", "demo").stdout)["status"]["hosts"]["gpu1"]["servers"]["demo"]
+    assert (gone["state"], f"run {done['run']} (deploy, " in gone["message"]) == ("stopped", True), gone
 
 
 def test_a_bad_release_leaves_the_old_unit_exactly_as_it_was(site: Site) -> None:

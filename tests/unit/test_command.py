@@ -69,7 +69,8 @@ class Hosts:
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     made = Hosts()
     monkeypatch.setattr(command, "choose", made.choose)
-    monkeypatch.setattr(command, "_lint", lambda chosen: None)  # these servers have nothing but a name
+    monkeypatch.setattr(command, "reach", made.choose)
+    monkeypatch.setattr(command, "_lint", lambda settings, chosen: None)  # these servers have nothing but a name
     monkeypatch.setattr(command, "open_session", made.open)
     monkeypatch.setattr(command, "begin_session", made.open)
     with signals_as_before():
@@ -496,7 +497,7 @@ def test_the_trace_of_a_defect_on_the_node_is_for_those_who_want_it(
 def test_a_watch_ends_quietly_where_there_is_no_stdout(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    monkeypatch.setattr(command, "choose", lambda *_: [])
+    monkeypatch.setattr(command, "reach", lambda *_, **__: [])
     monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(Leave) as left:
         watching.watch(Settings(Path("inventory"), as_json=as_json), ["all"], None, "1h")
@@ -506,7 +507,7 @@ def test_a_watch_ends_quietly_where_there_is_no_stdout(
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_watch_on_a_full_disk_says_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
-    monkeypatch.setattr(command, "choose", lambda *_: [])
+    monkeypatch.setattr(command, "reach", lambda *_, **__: [])
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr("sys.stdout", full)
         with pytest.raises(Leave) as left:

@@ -21,7 +21,7 @@ from lamplighter.run.conversation import NoAnswer
 from lamplighter.run.host_session import Follower, HostSession, NodeDefect, NoSuchRun, whoever_asks
 from lamplighter.ssh.connection import CommandTimedOut, SilenceTimeout
 
-KIMI: Any = SimpleNamespace(name="kimi")
+KIMI: Any = SimpleNamespace(name="kimi", on_verify_failure="keep", args={}, extra_args=())
 BYE = {"event": events.BYE}
 UNKNOWN = {"event": events.RESULT, "error": "no run of server kimi is at work on this node"}
 

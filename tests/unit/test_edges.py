@@ -20,7 +20,7 @@ from lamplighter.errors import UsageError
 from lamplighter.node.events import Exit
 from lamplighter.paths import FILE_LIMIT, read_file, replace_file
 from lamplighter.report.wording import LogText, clean, printable
-from lamplighter.run import command
+from lamplighter.run import logs
 from lamplighter.run.diagnose import diagnose_file
 from lamplighter.run.verify import Results, junit_text
 from tests.driver import PROJECT
@@ -71,8 +71,13 @@ def test_a_log_is_made_safe_for_a_terminal_and_left_alone_for_a_file(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     said = "a\x1b[31mb\x1b]0;x\x07c\n"
-    command._print_log(lambda write: write(said))
-    assert capfd.readouterr().out == ("a\x1b[31mbc\n\x1b[0m" if is_terminal else said)
+    for name in ("", "gpu1/kimi"):
+        place = logs.Screen().place(name)
+        for piece in said:
+            place.write(piece)
+        place.finish()
+    shown = "a\x1b[31mbc\n\x1b[0m" + "gpu1/kimi  abc\n"
+    assert capfd.readouterr().out == (shown if is_terminal else said + f"gpu1/kimi  {said}")
 
 
 def odd(name: str, directory: Path) -> Path:

@@ -272,11 +272,13 @@ def test_what_only_ansible_reads_comes_through_it(tmp_path: Path, monkeypatch: p
     ("given", "environment", "expected"),
     [
         ("inventory", "", [str(PROJECT / "inventory")]),
-        ("other", "", ["other"]),
+        ("other", "", [str(PROJECT / "other")]),
+        ("~/other", "", ["~/other"]),
+        (["a", "/b", "gpu1,"], "", [str(PROJECT / "a"), "/b", "gpu1,"]),
         ("inventory", "a,b", ["a", "b"]),
         ("inventory", " a , ", ["a"]),
         ("inventory", ",", [str(PROJECT / "inventory")]),
-        (["x", "gpu1,gpu2"], "a", ["x", "gpu1,gpu2"]),
+        (("x", "gpu1,gpu2"), "a", ["x", "gpu1,gpu2"]),
     ],
 )
 def test_where_the_inventory_is(given: str | Sequence[str], environment: str, expected: list[str]) -> None:
@@ -286,6 +288,6 @@ def test_where_the_inventory_is(given: str | Sequence[str], environment: str, ex
 def test_sources_with_a_comma_that_are_files_are_refused() -> None:
     Path("a.yml").touch()
     with pytest.raises(UsageError, match="a comma lists names of hosts"):
-        command._sources(["a.yml,b.yml"], "")
+        command._sources(("a.yml,b.yml",), "")
     with pytest.raises(UsageError, match="--inventory is empty"):
-        command._sources([" "], "")
+        command._sources((" ",), "")

@@ -293,6 +293,14 @@ def test_two_servers_on_one_port_are_named_with_both_lines() -> None:
     assert wrong(two) == [f"{FILE}:9: servers.t.port: 8000 is the port of servers.s too ({FILE}:5)"]
 
 
+def test_a_former_name_is_nobodys_by_now() -> None:
+    two = server_text("was: t") + "  t: {engine: demo, model: m, port: 8001, was: u}\n"
+    assert wrong(two) == [f"{FILE}:3: servers.s.was: t is the name of servers.t, which is there still"]
+    assert wrong_server("was: s").endswith("servers.s.was: s is its own name")
+    assert "must be the name of a server" in wrong_server("was: A/B")
+    assert host(server_text("was: u")).servers["s"].was == "u"
+
+
 def test_two_servers_may_share_gpus() -> None:
     found = host(server_text("gpus: [0]") + "  t: {engine: demo, model: m, port: 8001, gpus: [0]}\n").servers
     assert found["s"].gpus == found["t"].gpus == (0,)

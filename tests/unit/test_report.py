@@ -15,7 +15,18 @@ from lamplighter.node.events import Exit
 from lamplighter.report.jsonlines import encode
 from lamplighter.report.report import Fold, Report, ServerReport
 from lamplighter.report.summary import summary
-from tests.unit.report_stories import NEW, OLD, OOM, Journal, detached, first_crash, good_deploy, rolled_back, serving
+from tests.unit.report_stories import (
+    NEW,
+    OLD,
+    OOM,
+    SECONDS,
+    Journal,
+    detached,
+    first_crash,
+    good_deploy,
+    rolled_back,
+    serving,
+)
 
 CONTRACT = {
     "outcome",
@@ -31,6 +42,8 @@ CONTRACT = {
     "durations",
     "ready_seconds",
     "downtime_seconds",
+    "began",
+    "ended",
     "run",
 }
 
@@ -59,7 +72,8 @@ def test_what_serves_may_be_unknown_and_is_then_no_nothing() -> None:
 
 
 def test_json_of_a_rollback_is_the_contract() -> None:
-    body = Report.fold(rolled_back()).to_json()["report"]
+    story = rolled_back()
+    body = Report.fold(story).to_json()["report"]
     assert body["exit_code"] == 9
     assert body["outcome"] == "rolled_back"
     server = body["hosts"]["gpu1"]["servers"]["kimi"]
@@ -73,6 +87,7 @@ def test_json_of_a_rollback_is_the_contract() -> None:
     assert server["durations"]["rollback"] == 320.5
     assert server["ready_seconds"] is None
     assert server["downtime_seconds"] == 344.0
+    assert (server["began"], server["ended"]) == (story[0]["t"], story[-1]["t"])
     assert server["run"] == "20260102-030000-1"
 
 
@@ -250,8 +265,8 @@ def test_host_error_goes_to_the_servers_that_have_not_ended() -> None:
 
 def test_failed_verification_degrades_a_good_deploy_but_not_a_failed_one() -> None:
     fold = fold_of(good_deploy("a"), rolled_back("b"))
-    assert (fold.outcome("a", "kimi"), fold.outcome("b", "kimi")) == ("deployed", "rolled_back")
-    assert fold.outcome("a", "other") is None
+    assert fold.is_put_into_service("a", "kimi")
+    assert not any(fold.is_put_into_service(*other) for other in (("b", "kimi"), ("a", "other"), ("c", "kimi")))
     for host in ("a", "b"):
         fold.add_degraded(host, "kimi", "1 of 4 checks failed", cause="verify", evidence="port 8000 is public")
     hosts = fold.report().hosts
@@ -357,3 +372,53 @@ def test_errors_of_ours_never_raise(items: list[dict[str, Any]], host: str | Non
         fold.add(event)
     fold.add_error(host, server, Unreachable("gone", why="no route"))
     assert fold.report().exit_code != 0 or any(event.get("event") == "end" for event in items)
+
+
+def second_run(outcome: str, code: Exit, message: str, release: str | None) -> list[events.Event]:
+    journal = Journal(run="20260102-040000-1")
+    journal.write(events.run_started("rollback", "ann@desk", OLD))
+    journal.stages("lock", "stop")
+    journal.write(events.ended(outcome, code, message, serving=serving(release) if release else None))
+    return journal.lines
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome", "code", "release", "says"),
+    [
+        (("deployed", Exit.OK, "answers", OLD), "rolled_back", Exit.ROLLED_BACK, OLD,
+         f"; rolled back: release {OLD} is serving again"),
+        (("deployed", Exit.DEGRADED, "answers, but", OLD), "rolled_back", Exit.ROLLED_BACK, OLD, "is serving again"),
+        (("rolled_back", Exit.ROLLED_BACK, "it crashed", NEW), "deployed", Exit.DEGRADED, NEW,
+         "; the release before did not come back: it crashed"),
+        (("refused", Exit.REFUSED, "there is none", None), "failed", Exit.CRASHED, None,
+         "; not rolled back: there is none"),
+        (("refused", Exit.LOCKED, "another run", None), "failed", Exit.CRASHED, None, "; not rolled back: another run"),
+        (("failed", Exit.NOT_FREED, "it holds on", None), "failed", Exit.NOT_FREED, None,
+         "; rolling back failed: it holds on"),
+    ],
+)  # fmt: skip
+def test_a_deploy_and_the_run_that_undoes_it_are_one_result(
+    second: tuple[str, Exit, str, str | None], outcome: str, code: Exit, release: str | None, says: str
+) -> None:
+    fold = fold_of(good_deploy())
+    first = only(fold.report())
+    fold.add_gone("gpu1", "kimi", "it serves no more", Exit.CRASHED, cause="crashed", evidence="no answer")
+    for event in second_run(*second):
+        fold.add(event)
+    fold.add_way_back("gpu1", "kimi")
+    part = only(fold.report())
+    assert (part.outcome, part.exit_code, part.serving and part.serving.release) == (outcome, code, release)
+    assert part.message.startswith("it serves no more; ")
+    assert says in part.message
+    assert (part.run, part.release, part.cause, part.evidence) == (first.run, NEW, "crashed", "no answer")
+    assert part.durations["rollback"] == SECONDS["lock"] + SECONDS["stop"]
+    assert summary(fold.report())[0].endswith(f"(exit code {int(code)}).")
+
+
+def test_a_run_that_never_began_undoes_nothing() -> None:
+    fold = fold_of(good_deploy())
+    fold.add_degraded("gpu1", "kimi", "serving, but 1 of 9 checks failed", cause="verify")
+    fold.add_no_way_back("gpu1", "kimi", Unreachable("gpu1: no route to host"))
+    part = only(fold.report())
+    assert (part.exit_code, part.serving is not None) == (Exit.DEGRADED, True)
+    assert part.message == "serving, but 1 of 9 checks failed; not rolled back: gpu1: no route to host"

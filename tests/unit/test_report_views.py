@@ -117,7 +117,7 @@ def test_silence_is_broken_by_a_sign_of_life_every_half_minute() -> None:
         lines.event({"event": "beat", "host": "gpu1"})
     signs = stream.getvalue().splitlines()[before:]
     assert len(signs) == 3
-    assert signs[0].startswith("02:50  gpu1/kimi  ready: still at it for 2m 40s, phase weights 42 %")
+    assert signs[0].startswith("03:19:30  02:50  gpu1/kimi  ready: still at it for 2m 40s, phase weights 42 %")
 
 
 def test_every_process_that_is_stopped_is_named() -> None:
@@ -128,7 +128,7 @@ def test_every_process_that_is_stopped_is_named() -> None:
         journal.write(events.progress("stop", f"stopping pid {pid} (sglang::scheduler_TP0)", pids=[pid]))
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()] == [
         "stop: stopping pid 11667 (sglang::scheduler_TP0)",
         "stop: stopping pid 11668 (sglang::scheduler_TP0)",
     ]
@@ -144,7 +144,7 @@ def test_a_message_whose_numbers_change_is_told_once() -> None:
     journal.write(events.progress("free", "pid 77 of bob holds GPU 3"))
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()] == [
         "free: begins",
         "free: 0 MiB are still held",
         "free: pid 77 of bob holds GPU 3",
@@ -161,7 +161,7 @@ def test_no_word_of_a_plain_line_is_doubled() -> None:
     journal.write({"event": events.END, "outcome": "deployed", "exit_code": 0, "message": "deployed: demo answers"})
     for event in journal.lines:
         lines.event(event)
-    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()][1:] == [
+    assert [line.split("  ", 3)[3] for line in stream.getvalue().splitlines()][1:] == [
         "ready: phase boot",
         "ready: phase graphs 0 %",
         "run ended: deployed, demo answers",
@@ -189,10 +189,10 @@ def test_after_a_rollback_it_says_which_server_was_ready() -> None:
 
 def test_an_unknown_event_is_told_in_its_own_words() -> None:
     stream = io.StringIO()
-    lines = Lines(Output(stream), Clock())
+    lines = Lines(Output(stream), Clock(), Clock())
     lines.event({"event": "novelty", "host": "gpu1", "server": "kimi", "message": "the moon\x1b[2J is full"})
     lines.event({"event": "novelty", "host": "gpu1", "server": "kimi"})
-    assert stream.getvalue() == "00:00  gpu1/kimi  the moon is full\n"
+    assert stream.getvalue() == "00:00:00  00:00  gpu1/kimi  the moon is full\n"
 
 
 # -- the live view
@@ -256,7 +256,7 @@ def test_live_view_in_an_ascii_terminal_is_ascii() -> None:
     lines = drawn(live, width=40, encoding="ascii")
     live.close(None)
     assert all(line.isascii() and len(line) <= 40 for line in lines)
-    assert "#######---" in lines[2]
+    assert lines[2] == "  ready  weights  ####------  42%  02:16"
 
 
 def test_after_the_live_view_failures_and_the_summary_stay() -> None:
@@ -293,6 +293,27 @@ def test_any_events_are_shown_without_an_exception(items: list[dict[str, Any]]) 
 
 
 # -- JSON lines and the choice of a reporter
+
+
+def test_quiet_tells_the_result_alone_and_verbose_all() -> None:
+    def told(volume: int, *, as_json: bool = False) -> tuple[list[str], list[str]]:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        reporter = reporter_for(as_json, stdout, stderr, volume)
+        for event in good_deploy():
+            reporter.event(event)
+        reporter.close(Report.fold(good_deploy()))
+        return stdout.getvalue().splitlines(), stderr.getvalue().splitlines()
+
+    assert told(-1) == (["gpu1/kimi: release 77aa01bc22ef is deployed and serving after 5m 43s."], [])
+    (report,), nothing = told(-1, as_json=True)
+    assert (json.loads(report)["report"]["exit_code"], nothing) == (0, [])
+    verbose, usual = told(1)[0], told(0)[0]
+    assert len(verbose) > len(usual)
+    assert any(line.endswith("lock: begins") for line in verbose)
+    stdout = io.StringIO()
+    bad = reporter_for(False, stdout, None, -1)
+    bad.close(Report.fold(rolled_back()))
+    assert "\n  why " in stdout.getvalue()  # what did not go well is told whole
 
 
 def test_json_lines_are_the_events_in_order_and_the_report_last() -> None:

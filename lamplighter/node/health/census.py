@@ -8,6 +8,7 @@ from typing import Collection, Iterable, Mapping, Optional
 
 from lamplighter.node import events
 from lamplighter.node.gpu import gpus, holders
+from lamplighter.node.health import renamed
 from lamplighter.node.keeper import launcher, ownership, parents, restarters, systemd
 from lamplighter.node.keeper.launched import supervisor_in
 from lamplighter.node.layout import IDENTITY, ServerHome, all_servers, read_json
@@ -40,9 +41,11 @@ def find_claims(
         listed=plan.stale.kill,
         uid=os.geteuid(),
     )
-    if any(claim.kind == ownership.STALE for claim in found):
+    former = renamed.former_home(plan, home)
+    if former is not None or any(claim.kind == ownership.STALE for claim in found):
         siblings = _siblings(home, table)
-        found = [_spare_sibling(claim, siblings, host) for claim in found]
+        was = former.name if former is not None else None
+        found = [_judge_sibling(claim, siblings, host, was) for claim in found]
     found = [claim for claim in found if claim.process.pid not in spared]
     return restarters.list_by_place(found, () if plan.stale.policy == "report" else plan.stale.kill)
 
@@ -65,9 +68,13 @@ def _siblings(home: ServerHome, table: Mapping[int, processes.Process]) -> dict[
     return found
 
 
-def _spare_sibling(claim: ownership.Claim, siblings: Mapping[int, str], host: str) -> ownership.Claim:
-    """A server that was deployed is not stale, however much it is in the way."""
+def _judge_sibling(
+    claim: ownership.Claim, siblings: Mapping[int, str], host: str, was: Optional[str]
+) -> ownership.Claim:
+    """A server that was deployed is not stale, however much it is in the way; the one that this ``was`` is to go."""
     name = siblings.get(claim.process.pid)
+    if name is not None and name == was and claim.kind in (ownership.STALE, ownership.FOREIGN):
+        return dataclasses.replace(claim, kind=ownership.STALE, why=f"it is server {name}, which has another name now")
     if claim.kind != ownership.STALE or name is None:
         return claim
     command = events.invocation("stop", host, name)
@@ -79,7 +86,15 @@ def find_restarters(plan: Plan, home: ServerHome, claims: Iterable[ownership.Cla
     """Return the units, containers and parents, not ours, that may start again what would be stopped."""
     listed = () if plan.stale.policy == "report" else plan.stale.kill
     table, programs = processes.processes(), parents.Programs.of(plan.engine)
-    return restarters.find(claims, table, systemd.units(home), listed, programs)
+    former = renamed.former_home(plan, home)
+    supervisors = _supervisors(former, table) if former is not None else frozenset[int]()
+    return restarters.find(claims, table, systemd.units(home), listed, programs, supervisors)
+
+
+def _supervisors(home: ServerHome, table: Mapping[int, processes.Process]) -> frozenset[int]:
+    """Return the pids of our own supervisors of a server: none starts anything again."""
+    recorded = recorded_launches(home, table)
+    return frozenset(each.supervisor.pid for each in recorded if each.supervisor is not None)
 
 
 def is_kept(pid: int, found: Iterable[restarters.Restarter]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Collection, Iterable, Mapping, Optional
 
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import choice, gpus
-from lamplighter.node.health import census
+from lamplighter.node.health import census, renamed
 from lamplighter.node.keeper import adopt, launcher, ownership, parents, restarters, systemd
 from lamplighter.node.layout import ReleaseDirectory, ServerHome
 from lamplighter.node.plan import Plan
@@ -59,8 +59,9 @@ def examine(
             disks.places(home.path, plan.model), request.get("checks") or {}, f"servers.{plan.name}.checks"
         ),
         *_gpus(plan, home, resolved, verdict, claims),
+        *renamed.findings(plan, home, host),
         *_launcher(plan, home),
-        *_restarters(kept),
+        *_restarters(kept, renamed.unit_of(plan, home)),
         *_adoption(plan, claims, kept),
     ]
     return Examination(tuple(findings), claims)
@@ -241,7 +242,8 @@ def _unasked_ends(kind: str, home: ServerHome) -> Iterable[Finding]:
         yield Finding(danger.id, level, danger.message, f"{danger.evidence}, launcher {kind}", danger.hint)
 
 
-def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
+def _restarters(found: Iterable[restarters.Restarter], former: Optional[processes.Unit]) -> Iterable[Finding]:
+    """``former``: the unit of a server that has another name now, which goes when that is ready."""
     for restarter in found:
         if restarter.obstacle:
             message = f"what would be stopped may be started again, by {restarter.name}"
@@ -249,7 +251,7 @@ def _restarters(found: Iterable[restarters.Restarter]) -> Iterable[Finding]:
         elif restarter.left:
             message = f"what would be stopped may be started again, by {restarter.name}, which is left running"
             yield Finding("restarter", "warning", message, str(restarter), restarter.hint)
-        elif restarter.is_enabled:
+        elif restarter.is_enabled and restarter.place != former:
             hint = f"`{restarters.how_to_disable(restarter.place)}` on the node, once the new server is there to stay"
             message = f"{restarter.name} will be stopped first, and comes back with the next boot"
             yield Finding("restarter", "warning", message, str(restarter), hint)

@@ -80,11 +80,13 @@ def look(
 
 def _ours(home: ServerHome, seconds: float, plan: Optional[Plan]) -> Serving:
     record = launcher.read_record(home)
-    main = launcher.present(record).main if record is not None else None
+    now = launcher.present(record) if record is not None else launcher.Present(None)
+    main = now.main
     if record is None or main is None:
         return Serving()
     who = f"release {record['release']}"
-    told = {**{name: record.get(name) for name in ("release", "port", "model", "since")}, "pid": main.pid}
+    since = launcher.serving_since(record, now) if now.is_other else record.get("since")
+    told = {**{name: record.get(name) for name in ("release", "port", "model")}, "since": since, "pid": main.pid}
     stored = home.release(record["release"]).read_plan()
     if stored is None:
         return _damaged(record, told, who)

@@ -58,6 +58,7 @@ __all__ = [
     "read_record",
     "recorded_in_unit",
     "returns_at_boot",
+    "serving_since",
     "stop_unit",
     "stopped_by",
     "withdraw",
@@ -314,6 +315,20 @@ def present(record: Mapping[str, Any]) -> Present:
     else:
         note = f"{unit.name} was started by hand"
     return Present(state.main, state.restarts, note, is_other=True)
+
+
+def serving_since(record: Mapping[str, Any], now: Present) -> Optional[float]:
+    """Return since when the server that ``now`` speaks of serves, or runs where systemd started it since.
+
+    None where it has not been ready, and where there is none.
+    """
+    if now.main is None or not record.get("ready"):
+        return None
+    process = processes.read_process(now.main.pid) if now.is_other else None
+    if process is not None:
+        return round(time.time() - processes.age_seconds(process), 3)
+    since = record.get("since")
+    return float(since) if isinstance(since, (int, float)) else None
 
 
 def members_of(record: Mapping[str, Any], main: processes.Identity) -> list[Process]:

@@ -83,8 +83,9 @@ def find(
     ours: Collection[Unit],
     listed: Iterable[str],
     programs: Programs,
+    supervisors: frozenset[int] = frozenset(),
 ) -> list[Restarter]:
-    """Return who would bring back the processes that may be stopped. ``ours`` are our own units: they are none.
+    """Return who would bring back the processes that may be stopped. Our own units, ``ours``, and supervisors do not.
 
     Reads only, but asks systemd and the container runtime.
     """
@@ -101,7 +102,7 @@ def find(
     ours_alone = {claim.process.pid for claim in claims if claim.kind == ownership.OURS}
     gone_along = {pid for each in kept if not each.left for pid in each.pids}
     others = {pid: each for pid, each in stoppable.items() if pid not in ours_alone | gone_along}
-    for parent in parents.find(others, table, programs, spared=_line()):
+    for parent in parents.find(others, table, programs, spared=_line() | supervisors):
         judged = _judge_parent(parent, stoppable, table, listed, programs)
         if judged is not None:
             kept.append(judged)

@@ -7,7 +7,7 @@ from typing import Optional
 from lamplighter.node.events import Exit
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import gpus
-from lamplighter.node.health import preflight, wayback
+from lamplighter.node.health import preflight, unlisted, wayback
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.stages.values import Allocation
 from lamplighter.node.worker import Run, StageFailure
@@ -25,7 +25,11 @@ def examine(
     with gpus.one_look():  # nothing is touched here; who stops and who starts looks for himself
         found = preflight.examine(plan, run.home, resolved, host, release=release, request=run.request)
         digest = release.digest if release is not None else run.request["release"]["digest"]
-        findings = [*found.findings, *wayback.examine(run.home, plan, digest, target, found.claims, host)]
+        findings = [
+            *found.findings,
+            *wayback.examine(run.home, plan, digest, target, found.claims, host),
+            *unlisted.findings(run.home, run.request),
+        ]
     for finding in findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)

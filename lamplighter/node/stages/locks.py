@@ -10,7 +10,8 @@ from typing import Any, Optional
 from lamplighter.node import events
 from lamplighter.node.events import Exit
 from lamplighter.node.gpu import choice
-from lamplighter.node.layout import all_servers
+from lamplighter.node.health import hold, renamed
+from lamplighter.node.layout import ServerHome, all_servers
 from lamplighter.node.plan import Plan
 from lamplighter.node.stages.values import Allocation
 from lamplighter.node.system import files, lock
@@ -28,10 +29,28 @@ def take_locks(run: Run, plan: Plan) -> Allocation:
     if aside is not None:
         run.warn(f"the lock of {run.server} was a directory; it is {aside} now")
     _take(run, f"server {run.server}", run.home.lock, until)
-    current = run.home.current_release()
+    _heed_hold(run, run.home)
+    former = renamed.former_home(plan, run.home)
+    if former is not None:
+        _take(run, f"server {former.name}", former.lock, until)
+        _heed_hold(run, former)
+    current = (former or run.home).current_release()
     served = current.read_plan() if current else None
     plans = (plan,) if served is None else (plan, served)
     return Allocation(plan, _lock_resources(run, plans, until))
+
+
+def _heed_hold(run: Run, home: ServerHome) -> None:
+    """Refuse while somebody has asked that no run touches the server, whoever asks for this one."""
+    found = hold.of(home)
+    if found is not None:
+        raise StageFailure(
+            Exit.LOCKED,
+            f"{home.name} is {found}",
+            cause="hold",
+            evidence=found.message,
+            hint=hold.how_to_end(home, run.request["host"]),
+        )
 
 
 def _clear_lock(run: Run) -> Optional[str]:

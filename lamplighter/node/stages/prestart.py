@@ -113,6 +113,7 @@ class _Work:
         script, bare = self.staged.release.launch_script, launcher.bare_environment()
         try:
             self.parser = words.Parser(plan.engine, [script, *self.python], argv, bare, os.path.dirname(script))
+            self.run.progress(f"{plan.engine['name']}'s own parser reads the words")
         except OSError as error:
             self.run.progress(f"the words are not parsed before the stop: {error}")
 
@@ -162,6 +163,10 @@ class _Work:
             self.waiting = Waiting(plan.launcher, order, self.run.home, rule["modules"])
         except (launcher.LaunchFailed, OSError) as error:
             return f"the launcher failed: {error}"
+        packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in rule["modules"]))
+        self.run.progress(
+            f"imports: the new launcher (pid {self.waiting.pid}) loads {packages}; the old server serves on"
+        )
         return ""
 
     def _watch_launcher(self) -> bool:

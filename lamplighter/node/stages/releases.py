@@ -115,7 +115,9 @@ def _environment(run: Run, allocation: Allocation) -> str:
 
 def use_earlier_release(run: Run, allocation: Allocation) -> Staged:
     """Choose a release that is on the node: the one asked for, or the last good one that is not current."""
-    wanted = run.request.get("to")
+    wanted, blamed = run.request.get("to"), run.request.get("blamed")
+    if blamed:
+        _refuse_another_than(run, blamed["release"])
     if wanted:
         matching = [release for release in run.home.all_releases() if release.name.startswith(wanted)]
         matching = [release for release in matching if release.name == wanted] or matching
@@ -139,7 +141,29 @@ def use_earlier_release(run: Run, allocation: Allocation) -> Staged:
                 hint=f"deploy one first; {run.invocation('status')} shows what serves",
             )
         release = earlier
+    if blamed:
+        _blame(run, blamed)
     return use(run, release, allocation.plan)
+
+
+def _refuse_another_than(run: Run, blamed: str) -> None:
+    """Refuse where another run has put something else into service since the one that is to be undone."""
+    current = run.home.current_release()
+    if current is None or current.name != blamed:
+        now = f"release {current.name}" if current is not None else "no release"
+        raise StageFailure(
+            Exit.REFUSED,
+            f"release {blamed} of {run.server} was to be replaced, and {now} is current by now",
+            cause="superseded",
+            hint=f"{run.invocation('status')} shows what serves",
+        )
+
+
+def _blame(run: Run, blamed: Mapping[str, Any]) -> None:
+    """Write down what the checks after its deploy found wrong with the current release."""
+    why = StageFailure(Exit.DEGRADED, blamed["message"], cause=blamed["cause"])
+    with contextlib.suppress(OSError):  # a full disk costs us a word in `releases`, not the rollback
+        mark(run, run.home.release(blamed["release"]), "bad", why)
 
 
 def use_current_release(run: Run, allocation: Allocation) -> Staged:

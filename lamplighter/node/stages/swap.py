@@ -15,7 +15,7 @@ from lamplighter.node.keeper import launcher, leftovers, ownership, restarters, 
 from lamplighter.node.keeper.early import Waiting
 from lamplighter.node.layout import LaunchFiles
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import adoption, checks
+from lamplighter.node.stages import adoption, checks, renaming
 from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
 from lamplighter.node.start.probe import find_api_key
 from lamplighter.node.system import files, http, ports, processes
@@ -83,6 +83,7 @@ def stop_old(run: Run, allocation: Allocation, former: Former) -> Optional[Skipp
     gone_at = time.time()
     if was_up:
         _note_stopped(run)
+    renaming.note_stopped(run, plan)
     # It is down by now, and an uncommitted one is to go.
     launcher.stop_unit(run.home, 1.0, run.progress, allocation.spared_unit)
     _tell_newcomers(run, allocation, claimed, began, former)

@@ -13,7 +13,7 @@ import statistics
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from lamplighter.node import events
-from lamplighter.node.events import PHASES
+from lamplighter.node.events import PHASES, Exit
 from lamplighter.node.layout import ServerHome
 from lamplighter.node.plan import Plan
 
@@ -60,7 +60,7 @@ def _read(journal: str) -> Optional[Start]:
             for line in file:
                 if b'"phase_seconds"' in line or b'"outcome"' in line:  # few lines of many are worth parsing
                     event = json.loads(line)
-                    is_good = is_good or event.get("outcome") in ("deployed", "started")
+                    is_good = is_good or _is_good(event)
                     told = event if event.get("event") == events.PROGRESS else told
     except (OSError, ValueError, AttributeError):
         return None
@@ -69,6 +69,12 @@ def _read(journal: str) -> Optional[Start]:
     phases = {name: float(each) for name, each in (told.get("phase_seconds") or {}).items() if _is_number(each)}
     measures = {name: float(each) for name, each in (told.get("measures") or {}).items() if _is_number(each)}
     return Start(phases, measures, str(told.get("command") or ""))
+
+
+def _is_good(event: Mapping[str, Any]) -> bool:
+    """Tell whether a run ended with the server ready that it was to start; also one that was to go back."""
+    is_asked_for = event.get("outcome") == "rolled_back" and event.get("exit_code") in (Exit.OK, Exit.DEGRADED)
+    return is_asked_for or event.get("outcome") in ("deployed", "started")
 
 
 def _is_number(value: Any) -> bool:

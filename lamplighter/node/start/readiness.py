@@ -42,6 +42,8 @@ from lamplighter.node.start.probe import (
 from lamplighter.node.start.vitals import GpuSampler, Stall, StallClock
 from lamplighter.node.system import ports, processes
 
+#: A log that is silent for so long while a server boots is told of, and again after as much.
+IMPORT_SECONDS = 3.0
 #: Between two rounds: while something happens (the log has just grown, the port is ours), and else.
 POLL_SECONDS, QUIET_POLL_SECONDS = 0.05, 0.1
 #: For so long after a line of the log something is going to happen: servers write when they open their port.
@@ -162,7 +164,7 @@ class _Watch:
         if engine.get("health"):
             self.health = Asker(lambda: ask_health(plan, api_key), *HEALTH_PAUSE_SECONDS)
         self.hide = _Hider(api_key)
-        self.teller = _Teller(progress, self.hide, starts, now)
+        self.teller = _Teller(progress, self.hide, starts, now, is_python=bool(plan.python))
         self.port = Port(False, ())
         self._warn = warn
         self._others_since: Optional[float] = None
@@ -196,7 +198,7 @@ class _Watch:
             self.stall.note_work(self.crew.pids, now)
         if self.gpus.poll():
             self.stall.note_memory(self.gpus.used_mib, now)
-        self.teller.tell(self.watched, self.gpus.latest, now)
+        self.teller.tell(self.watched, self.gpus.latest, now, now - self._grew_at)
         for judge in (self._death, self._worker_death, self._fatal_line, self._answers, self._silence):
             verdict = judge(now)
             if verdict is not None:
@@ -611,26 +613,45 @@ class _Teller:
     """Turns news into progress: each change of phase, each new percent, the last line and the GPUs now and then."""
 
     def __init__(
-        self, progress: Callable[..., None], hide: Callable[[str], str], starts: Sequence[Start], began: float
+        self,
+        progress: Callable[..., None],
+        hide: Callable[[str], str],
+        starts: Sequence[Start],
+        began: float,
+        *,
+        is_python: bool,
     ) -> None:
         self._progress = progress
+        self._is_python = is_python
         self._hide = hide
         self._starts = starts
         self._began = began
         self._phase, self._phase_since = "boot", began
-        self._state: Tuple[Any, ...] = (None, "", ())
+        self._state: Tuple[Any, ...] = (None, "", (), "")
         self._gpus: Tuple[Any, ...] = ()
         self._last_at = 0.0
 
-    def tell(self, watched: LogWatch, gpus: Tuple[Any, ...], now: float) -> None:
+    def tell(self, watched: LogWatch, gpus: Tuple[Any, ...], now: float, silent: float) -> None:
+        """``silent``: seconds since the log has grown."""
         phase = watched.phase or "boot"
-        state = (None if watched.percent is None else int(watched.percent), watched.last_line, gpus)
+        silence = self._silence(phase, silent)
+        state = (None if watched.percent is None else int(watched.percent), watched.last_line, gpus, silence)
         if phase != self._phase:
             self._phase, self._phase_since = phase, now
         elif state == self._state or now - self._last_at < (0.2 if state[0] != self._state[0] else 1.0):
             return  # a bar may move a thousand times a second
         self._state, self._gpus, self._last_at = state, gpus, now
-        self._progress(phase, phase=phase, **self._fields(watched, phase, now))
+        fields = self._fields(watched, phase, now)
+        if silence:
+            del fields["line"]  # it is no news
+        self._progress(silence or phase, phase=phase, **fields)
+
+    def _silence(self, phase: str, seconds: float) -> str:
+        """Say what goes on while nothing is written. facts: launcher and children of SGLang import for 15 s each."""
+        if phase != "boot" or seconds < IMPORT_SECONDS:
+            return ""
+        what = "imports: its Python processes load packages" if self._is_python else "it starts"
+        return f"{what}; nothing new in its log for {seconds - seconds % IMPORT_SECONDS:.0f} s"
 
     def _fields(self, watched: LogWatch, phase: str, now: float) -> Dict[str, Any]:
         fields: Dict[str, Any] = {

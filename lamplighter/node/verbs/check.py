@@ -8,7 +8,7 @@ from typing import Any, Iterable
 from lamplighter.node import events
 from lamplighter.node.finding import Finding
 from lamplighter.node.gpu import choice
-from lamplighter.node.health import drift, preflight, snapshot, wayback
+from lamplighter.node.health import drift, hold, preflight, renamed, snapshot, unlisted, wayback
 from lamplighter.node.keeper import ownership
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, read_json, server_home
 from lamplighter.node.plan import Plan
@@ -21,17 +21,19 @@ from lamplighter.node.verbs import releases, status
 
 def check(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Answer the preflight's questions, and say who would be stopped by a deploy, who would be left, and why."""
-    plan = Plan.load(request)
-    home = server_home(root, plan.name)
+    home = server_home(root, request["server"]["name"])
+    plan = renamed.plan_of(request, home)
     resolved, host = choice.resolve_gpus(plan), request["host"]
     found = preflight.examine(plan, home, resolved, host, request=request)
     findings = [
+        *hold.findings(home, host),
         *found.findings,
         *wayback.examine(home, plan, request["release"]["digest"], catalogue.way_back(home), found.claims, host),
         *words.examine(ground.start_of(plan, secrets=request.get("secrets")), plan),
         *scope.scope_findings(plan, home),
         *software.changed_files(ground.start_of(plan), request.get("lint") or {}),
         *_failed_before(home, request),
+        *unlisted.findings(home, request),
     ]
     return {
         "findings": [vars(finding) for finding in findings],
@@ -91,6 +93,12 @@ def _described(release: ReleaseDirectory) -> dict[str, Any]:
         if text is not None:
             found["files"][name] = text
     return found
+
+
+def released(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Return the plan of the release that became ready last as ``server``; None where there is none."""
+    release = server_home(root, request["servers"][0]).current_release()
+    return {"server": None if release is None else _described(release)["server"]}
 
 
 def facts(request: dict[str, Any], root: str) -> dict[str, Any]:

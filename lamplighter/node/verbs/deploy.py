@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from lamplighter.node.events import Exit
-from lamplighter.node.health import drift, serving
+from lamplighter.node.health import drift, renamed, serving
 from lamplighter.node.health.serving import Serving
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory
 from lamplighter.node.plan import Plan
-from lamplighter.node.stages import checks, environment, locks, prestart, ready, releases, repair, swap
+from lamplighter.node.stages import checks, environment, locks, prestart, ready, releases, renaming, repair, swap
 from lamplighter.node.stages.values import Allocation, Former, Prestarted, Staged, Started
 from lamplighter.node.system import lock
 from lamplighter.node.worker import Run, Skipped, StageFailure
@@ -38,8 +38,11 @@ def deploy(run: Run) -> None:
 
 
 def roll_back_to(run: Run) -> None:
-    """Replace the server by a release that is on the node already: the one asked for, or the last other good one."""
-    Replacement(run).put_into_service(Replacement.prepare_earlier, "deployed")
+    """Replace the server by a release that is on the node already: the one asked for, or the last other good one.
+
+    Where that one serves, nothing is touched.
+    """
+    Replacement(run).put_into_service(Replacement.prepare_earlier, "rolled_back")
 
 
 def start_server(run: Run) -> None:
@@ -98,7 +101,7 @@ class Replacement:
     def __init__(self, run: Run) -> None:
         self.run = run
         #: What answers on the port is asked as this says.
-        self.plan = Plan.load(run.request)
+        self.plan = renamed.plan_of(run.request, run.home)
         self.former = Former()
         #: What is to serve in the end; None until its release lies on the node.
         self.staged: Optional[Staged] = None
@@ -106,11 +109,16 @@ class Replacement:
         self.ready_seconds: Optional[float] = None
         self.answered_at: Optional[float] = None
 
-    def put_into_service(self, prepare: Callable[[Replacement], Staged], outcome: str) -> None:
-        """Have what ``prepare`` chooses serve, or what served before, and end the run: with ``outcome`` if it does."""
+    def put_into_service(self, prepare: Callable[[Replacement], Optional[Staged]], outcome: str) -> None:
+        """Have what ``prepare`` chooses serve, or what served before, and end the run: with ``outcome`` if it does.
+
+        Where ``prepare`` chooses nothing it has ended the run.
+        """
         run = self.run
         try:
             staged = prepare(self)
+            if staged is None:
+                return
             self.replace(staged)
         except StageFailure as failure:
             self.failure = failure
@@ -139,21 +147,29 @@ class Replacement:
         perform("prove", environment.prove, staged)
         return staged
 
-    def prepare_earlier(self) -> Staged:
-        """Take the release that is asked for, or the last good one that is not current."""
-        return self._prepare(releases.use_earlier_release)
+    def prepare_earlier(self) -> Optional[Staged]:
+        """Take the release that is asked for, or the last good one that is not current; None where that one serves."""
+        staged = self._choose(releases.use_earlier_release)
+        now = serving.look(self.run.home, self.plan)
+        if now.is_alive and now.record is not None and now.record["release"] == staged.release.name:
+            self._end("unchanged", Exit.OK, f"{now}; nothing was touched", now.record)
+            return None
+        return self._prove(staged)
 
     def prepare_current(self) -> Staged:
         """Take the release that became ready last."""
-        return self._prepare(releases.use_current_release)
+        return self._prove(self._choose(releases.use_current_release))
 
-    def _prepare(self, choose: Callable[[Run, Allocation], Staged]) -> Staged:
-        perform = self.run.perform
-        allocation = perform("lock", _take_over, self.plan)
-        self.staged = staged = perform("stage", choose, allocation)
+    def _choose(self, choose: Callable[[Run, Allocation], Staged]) -> Staged:
+        allocation = self.run.perform("lock", _take_over, self.plan)
+        self.staged = staged = self.run.perform("stage", choose, allocation)
         self.plan = staged.plan
-        perform("preflight", _look_before, staged, staged.release)
-        perform("prove", environment.prove, staged)
+        return staged
+
+    def _prove(self, staged: Staged) -> Staged:
+        """Ask of a release that is on the node what is asked of a new one."""
+        self.run.perform("preflight", _look_before, staged, staged.release)
+        self.run.perform("prove", environment.prove, staged)
         return staged
 
     def replace(self, staged: Staged) -> None:
@@ -168,6 +184,7 @@ class Replacement:
         self.ready_seconds, self.answered_at = answer.seconds, answer.answered_at
         self._perform_while_it_serves("confirm", environment.confirm, started)
         self._perform_while_it_serves("commit", releases.commit, started, answer.answered_at)
+        renaming.let_go(self.run, self.plan)
 
     def _perform_while_it_serves(
         self, name: str, stage: Callable[Concatenate[Run, Handed], None], *handed: Handed.args, **options: Handed.kwargs

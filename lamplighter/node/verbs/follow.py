@@ -14,7 +14,7 @@ from lamplighter.node.health import (
 )
 from lamplighter.node.layout import RunDirectory, ServerHome, read_json, server_home
 from lamplighter.node.system import files, lock
-from lamplighter.node.verbs import status
+from lamplighter.node.verbs import history
 from lamplighter.node.worker import RESERVES, is_at_work, take_place
 
 
@@ -79,7 +79,7 @@ def _why_nothing_to_cancel(home: ServerHome, wanted: Optional[str]) -> str:
         return f"no run of server {home.name} is at work on this node"
     if not os.path.isdir(home.run(wanted).path):
         return f"there is no run {wanted} of server {home.name} on this node"
-    known = status.last_run(home.run(wanted))
+    known = history.run_of(home.run(wanted))
     how = f"it ended {known['outcome']}" if known["state"] == "ended" else "it was killed"
     return f"run {wanted} of server {home.name} is not at work: {how}"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
-from lamplighter.node.layout import server_home
+from lamplighter.node.layout import ReleaseDirectory, ServerHome, server_home
 from lamplighter.node.worker import Run
 
 #: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
@@ -28,7 +28,7 @@ def runner_of(verb: str) -> Callable[[Run], None]:
 
 
 def answer_to(request: dict[str, Any], root: str) -> dict[str, Any]:
-    """Answer a request that reads; all of it shares one look at the GPUs."""
+    """Answer a request that begins no run; all of it shares one look at the GPUs."""
     reader = reader_of(request["verb"])
     from lamplighter.node.gpu import gpus
 
@@ -37,7 +37,7 @@ def answer_to(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def reader_of(verb: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
-    """What answers a verb that reads, with one object. Imported is what that one needs: all of it takes 0.1 s."""
+    """What answers a verb that begins no run, with one object. Imported is what that needs: all of it takes 0.1 s."""
     if verb == "status":
         from lamplighter.node.verbs import status
 
@@ -46,13 +46,27 @@ def reader_of(verb: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
         from lamplighter.node.verbs import releases
 
         return releases.releases
+    if verb == "history":
+        from lamplighter.node.verbs import history
+
+        return history.history
+    if verb == "hold":  # it leaves a note, and touches nothing else
+        from lamplighter.node.verbs import hold
+
+        return hold.set_hold
     if verb == "diagnose":
         from lamplighter.node.health import diagnose
 
         return diagnose.diagnose
     from lamplighter.node.verbs import check
 
-    return {"check": check.check, "env": check.env, "facts": check.facts, "plan": check.preview}[verb]
+    return {
+        "check": check.check,
+        "env": check.env,
+        "facts": check.facts,
+        "plan": check.preview,
+        "released": check.released,
+    }[verb]
 
 
 def _deploy(run: Run) -> None:
@@ -80,14 +94,25 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
 
     None where there is no such release.
     """
-    from lamplighter.node.stages import releases as catalogue
-
     home = server_home(root, request["server"]["name"])
-    current = home.current_release()
-    for release in (*((current,) if current else ()), *catalogue.good_releases(home)):
+    for release in _known_releases(home):
         known = release.read_request()
         if known is not None:
             server = {**known["server"], **request["server"]}
             because = f"the inventory gives no plan ({request['unplanned']}); that of release {release.name} is used"
-            return {**request, "server": server, "engine": known["engine"], "because": (because,)}
+            told = () if request.get("unlisted") else (because,)
+            return {**request, "server": server, "engine": known["engine"], "because": told}
     return None
+
+
+def _known_releases(home: ServerHome) -> Iterator[ReleaseDirectory]:
+    """Yield the current release, that of the last launch, which may be another one, and the good ones, newest first."""
+    from lamplighter.node.keeper import launcher
+    from lamplighter.node.stages import releases as catalogue
+
+    current, record = home.current_release(), launcher.read_record(home)
+    if current is not None:
+        yield current
+    if record is not None:
+        yield home.release(record["release"])
+    yield from catalogue.good_releases(home)

@@ -10,20 +10,22 @@ from lamplighter.node import events, journal
 from lamplighter.node.health import (
     census,
     drift,
+    hold,
     liveness,
     serving,
 )
 from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import RunDirectory, ServerHome, all_servers, server_home
 from lamplighter.node.system import http, lock, ports, processes
+from lamplighter.node.verbs import history
 from lamplighter.node.worker import is_at_work
 
 
 def status(request: dict[str, Any], root: str) -> dict[str, Any]:
     """Tell for every server the node knows, and the ones asked for, what serves and which run is in progress."""
-    asked = request.get("servers") or []
+    asked = [] if request.get("everything") else request.get("servers") or []
     homes = {home.name: home for home in all_servers(root)}
-    for name in asked:
+    for name in request.get("servers") or []:
         homes.setdefault(name, server_home(root, name))
     wanted = request.get("wanted") or {}
     seconds = float(request.get("patience") or serving.TOKEN_SECONDS)
@@ -40,7 +42,7 @@ def status(request: dict[str, Any], root: str) -> dict[str, Any]:
 def status_of(home: ServerHome, host: str) -> dict[str, Any]:
     record = launcher.read_record(home)
     found: dict[str, Any] = {"name": home.name, "state": "stopped", "message": "nothing has been deployed here"}
-    found["run"] = _run_at_work(home)
+    found["run"] = run_at_work(home)
     lost = _lost_record(home, host) if found["run"] is None else ""
     if record is None:
         living = census.living_members(home)
@@ -54,7 +56,7 @@ def status_of(home: ServerHome, host: str) -> dict[str, Any]:
         now = launcher.present(record)
         found["unit"], found["restarts"] = record.get("unit"), now.restarts
         found["pid"] = now.main.pid if now.main else None
-        found["since"] = record.get("since") if record.get("ready") and now.main else None
+        found["since"] = launcher.serving_since(record, now)
         if now.main is None:
             found["state"] = "starting" if now.is_restarting else "stopped"
             found["message"] = _joined(_why_gone(record), now.note)
@@ -70,7 +72,9 @@ def status_of(home: ServerHome, host: str) -> dict[str, Any]:
             found["state"], found["message"] = "serving", now.note
         found["message"] = _joined(found["message"], lost)
     last = home.all_runs()[-1:]
-    found["last_run"] = last_run(last[0]) if last else None
+    found["last_run"] = history.run_of(last[0]) if last else None
+    held = hold.of(home)
+    found["hold"] = None if held is None else held.to_json()
     return found
 
 
@@ -96,36 +100,12 @@ def describe(home: ServerHome, host: str, seconds: float = serving.TOKEN_SECONDS
     return {**found, "state": "serving" if trouble is None else "unknown", "message": message}
 
 
-def last_run(directory: RunDirectory) -> dict[str, Any]:
-    """Tell how the newest run stands: at work, ended, or killed without a last word, and at which stage.
-
-    Of one whose journal was removed that is unknown.
-    """
-    told = journal.read(directory.journal)
-    end = _end_in(told)
-    known = {"id": directory.run_id, "verb": None, "by": None, "stage": None, "since": None, "outcome": None}
-    if told:
-        known.update({"verb": told[0].get("verb"), "by": told[0].get("by"), "since": told[0].get("t")})
-        known["stage"] = next((event["stage"] for event in reversed(told) if event.get("stage")), None)
-    if end is not None:
-        known.update({"state": "ended", "outcome": end.get("outcome"), "stage": end.get("stage")})
-    elif is_at_work(directory):
-        known["state"] = "at work"
-    else:
-        known["state"] = "killed" if os.path.exists(directory.journal) else "unknown"
-    return known
-
-
-def _end_in(told: list[events.Event]) -> Optional[events.Event]:
-    return next((event for event in reversed(told) if event["event"] == events.END), None)
-
-
 def _unconfirmed(home: ServerHome, record: dict[str, Any], host: str) -> tuple[str, str]:
     """Judge a server that was started and never confirmed: its run is at work, was killed, or ended without that."""
     run = home.run(record["run"])
     if is_at_work(run):
         return "starting", "its process is alive and has not been ready yet"
-    end = _end_in(journal.read(run.journal))
+    end = history.end_in(journal.read(run.journal))
     how = "was killed before it had"
     if end is not None and end.get("cause") != "abandoned":  # the word of a run that took over from a killed one
         how = f"ended with exit code {end.get('exit_code')} and has not"
@@ -155,7 +135,8 @@ def _why_gone(record: dict[str, Any]) -> str:
     return gone if record.get("ready") else f"the last start failed: {gone}"
 
 
-def _run_at_work(home: ServerHome) -> Optional[dict[str, Any]]:
+def run_at_work(home: ServerHome) -> Optional[dict[str, Any]]:
+    """Tell which run has the server's lock, and how far it is; None where none has."""
     holder = lock.holder_of(home.lock)
     if holder is None:
         return None

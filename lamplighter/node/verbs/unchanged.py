@@ -9,7 +9,7 @@ from typing import Any, Iterable, Optional
 from lamplighter.node import events
 from lamplighter.node.events import Exit
 from lamplighter.node.gpu import gpus
-from lamplighter.node.health import drift, liveness, serving
+from lamplighter.node.health import drift, hold, liveness, serving
 from lamplighter.node.health.differences import Difference
 from lamplighter.node.layout import ServerHome, server_home
 from lamplighter.node.plan import Plan
@@ -36,6 +36,8 @@ def look_before(request: dict[str, Any], root: str) -> Before:
 
 def _look_before(request: dict[str, Any], root: str) -> Before:
     home = server_home(root, request["server"]["name"])
+    if hold.of(home) is not None:
+        return Before(None)  # the run itself is refused, and its journal says so
     digest = request["release"]["digest"]
     found = drift.find_drift(home, request["wanted"])
     reasons = _reasons(home, request, drift.since_deploy(home, found))

@@ -1,0 +1,3 @@
+from lamplighter.tasks import collection
+
+ns = collection(__file__)
