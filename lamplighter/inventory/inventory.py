@@ -31,10 +31,10 @@ from lamplighter.inventory.schema import (
     check_server,
     check_thresholds,
 )
+from lamplighter.inventory.scope import UNDEFINED
 from lamplighter.inventory.scopes import Fleet, Scopes
 from lamplighter.inventory.sources.places import Source, read_sources
 from lamplighter.inventory.sources.yaml_file import read_mapping
-from lamplighter.inventory.templates import UNDEFINED
 from lamplighter.inventory.values import (
     EMPTY,
     Lint,

@@ -280,7 +280,9 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True, defer_build=True
+    )
 
 
 class EnvValue(_Frozen):

@@ -9,12 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lamplighter.inventory.scope import Scope, has_open
 from lamplighter.inventory.secrets import settled, unwrapped
-from lamplighter.inventory.templates import Scope, Templates
 from lamplighter.inventory.values import EMPTY, Origin, Problems, Value, merge
 from lamplighter.inventory.vault import Vault
+
+if TYPE_CHECKING:
+    from lamplighter.inventory.templates import Templates
 
 #: Merges key by key.
 _DEEP = "servers"
@@ -43,9 +48,8 @@ class Scopes:
         self._layers_of = layers_of
         self._known: dict[str, tuple[Scope, Problems]] = {}
         self._groups = {name: list(hosts) for name, hosts in fleet.groups.items()}
-        beside = path.absolute() if path.is_dir() else path.absolute().parent
-        places = [beside / "files", beside, beside.parent / "files", beside.parent]
-        self._templates = Templates(lambda host: self._scope(host)[0], fleet.hosts, vault.open, places)
+        self._path = path
+        self._vault = vault
 
     def filled(self, host: str, names: Collection[str], problems: Problems, unfilled: Problems) -> Value:
         """The variables of these names, with every template in them filled in and every secret in its place.
@@ -59,13 +63,24 @@ class Scopes:
         problems.take(found)
         entries = dict(scope.variables)
         for name in entries.keys() & set(names):
-            value = self._templates.fill(scope, (name,), entries[name], unfilled)
+            value = entries[name]
+            if has_open(value):
+                value = self._templates.fill(scope, (name,), value, unfilled)
             entries[name] = _settled_servers(value, problems) if name == _DEEP else _opened(value, name, unfilled)
         return Value(entries, Origin("inventory"))
 
     def variables(self, host: str) -> Mapping[str, Value]:
         """The variables of a host as they are written."""
         return self._scope(host)[0].variables
+
+    @cached_property
+    def _templates(self) -> Templates:
+        from lamplighter.inventory.templates import Templates
+
+        path = self._path.absolute()
+        beside = path if path.is_dir() else path.parent
+        places = [beside / "files", beside, beside.parent / "files", beside.parent]
+        return Templates(lambda host: self._scope(host)[0], self._fleet.hosts, self._vault.open, places)
 
     def _scope(self, host: str) -> tuple[Scope, Problems]:
         if host not in self._known:

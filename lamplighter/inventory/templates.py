@@ -13,7 +13,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from jinja2.utils import missing
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import filters
 from lamplighter.inventory.limits import MEBIBYTES, SECONDS, Limits, TooLongError
+from lamplighter.inventory.scope import NO_TEMPLATE, Scope, is_open, is_template
 from lamplighter.inventory.values import (
     OMIT,
     FilledSecret,
@@ -40,13 +41,9 @@ from lamplighter.inventory.values import (
 )
 from lamplighter.paths import at_home
 
-_MARKS = ("{{", "{%", "{#")
 _SCOPE = "\0scope"
 _TOO_LARGE = f"the template needs more than {MEBIBYTES} MiB of memory: make it smaller"
 _TOO_LONG = f"the template computed for {SECONDS:g} seconds without an end: shorten its loops or numbers"
-_NO_TEMPLATE = " (!unsafe makes it mere text)"
-#: How the message ends about a name that nobody has given a value.
-UNDEFINED = f"is undefined{_NO_TEMPLATE}"
 
 
 class Taint(enum.IntEnum):
@@ -89,15 +86,6 @@ class _Undefined(StrictUndefined):
 
     def __getitem__(self, _: object) -> _Undefined:  # type: ignore[override]
         return self
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What the templates of one host may name: its variables, unfilled, and the names that Ansible itself gives it."""
-
-    host: str
-    variables: Mapping[str, Value]
-    magic: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +135,7 @@ class Templates:
         if isinstance(value.data, tuple):
             items = [self.fill(scope, (*path, str(place)), each, problems) for place, each in enumerate(value.data)]
             return replace(value, data=tuple(each for each in items if each.data is not OMIT))
-        if not self._is_open(value):
+        if not is_open(value):
             return value
         try:
             with self._limits.limited():
@@ -156,13 +144,6 @@ class Templates:
             fault = error if isinstance(error, TemplateFault) else self._too_much(value, error)
             problems.add(value.origin, f"{'.'.join(path)}: {fault}")
             return replace(value, data=None)
-
-    @staticmethod
-    def _is_open(value: Value) -> bool:
-        """Whether there is something to fill in, or to open."""
-        if isinstance(value.data, Sealed) or value.sealed:
-            return True
-        return isinstance(value.data, str) and not value.is_text and is_template(value.data)
 
     def _as_value(
         self, filled: Filled, scope: Scope, path: tuple[str, ...], source: Value, problems: Problems
@@ -173,14 +154,14 @@ class Templates:
             found = self.fill(filled.data.scope, filled.data.path, filled.data.value, problems)
             return replace(found, origin=source.origin)
         if isinstance(filled.data, Undefined):
-            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}{_NO_TEMPLATE}")
+            problems.add(source.origin, f"{'.'.join(path)}: {_undefined(filled.data)}{NO_TEMPLATE}")
             return replace(source, data=None)
         try:
             return _value(filters.realized(filled.data), source, filled.taint)
         except TypeError as error:
             raise TemplateFault(str(error)) from None
         except UndefinedError as error:
-            raise TemplateFault(f"{error.message}{_NO_TEMPLATE}") from None
+            raise TemplateFault(f"{error.message}{NO_TEMPLATE}") from None
         except SecretMissing as lacking:
             return replace(source, data=FilledSecret(_reference(source), "", source.origin, lacking))
         except RecursionError:
@@ -218,7 +199,7 @@ class Templates:
                 return value.data.resolve()
             except InventoryError as error:
                 raise SecretMissing(error.what, value.origin, error.next_step) from None
-        if not self._is_open(value):
+        if not is_open(value):
             return value.data
         try:
             filled = self._fill(scope, path, value)
@@ -259,9 +240,9 @@ class Templates:
             except SecretMissing as lacking:
                 return Filled(None, max(self._taints[frame], Taint.LOCAL), lacking)
             except UndefinedError as error:
-                raise TemplateFault(f"{error.message}{_NO_TEMPLATE}", is_undefined=True) from None
+                raise TemplateFault(f"{error.message}{NO_TEMPLATE}", is_undefined=True) from None
             except TemplateSyntaxError as error:
-                raise TemplateFault(f"no template: {error.message}{_NO_TEMPLATE}") from None
+                raise TemplateFault(f"no template: {error.message}{NO_TEMPLATE}") from None
             except RecursionError:
                 raise TemplateFault("templates stand in each other too deeply") from None
             except (MemoryError, TooLongError) as error:
@@ -315,11 +296,6 @@ class Templates:
         template = self._compiled[data]
         context = template.new_context({_SCOPE: scope})
         return _concatenated(template.root_render_func(context))
-
-
-def is_template(text: str) -> bool:
-    """Whether Jinja would do something to this text."""
-    return any(mark in text for mark in _MARKS)
 
 
 def _reference(source: Value) -> str:

@@ -7,15 +7,15 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from lamplighter.node import confidential, events, journal, relay, worker
-from lamplighter.node.keeper import detached
 from lamplighter.node.layout import RunDirectory, all_servers, server_home
 from lamplighter.node.system import files
-from lamplighter.node.verbs import follow, logs, requests, unchanged
+from lamplighter.node.verbs import requests
 
 
 def serve(request: dict[str, Any], root: str, home: str) -> None:
@@ -40,6 +40,8 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
         relay.send({"event": events.BYE, "unknown_server": unknown})
         return
     if request.get("if_changed"):
+        from lamplighter.node.verbs import unchanged  # as each verb, only where it is asked for
+
         with relay.heartbeat():
             before = unchanged.look_before(request, root)
         if before.end is not None:
@@ -62,19 +64,44 @@ def _answer(request: dict[str, Any], root: str, home: str) -> None:
             return
         # else the one who asked lost contact and has come back before us: the run has ended before it began
         process = relay.start_worker({**request, "resolved_root": root}, home, run) if is_ours else None
-        relay.follow(run, worker=process)
-    elif verb == "attach":
-        follow.attach(request, root)
-    elif verb == "cancel":
-        follow.cancel(request, root)
+        relay.follow(run, worker=process, beside=_facts_beside(request, root))
+    elif verb in ("attach", "cancel"):
+        from lamplighter.node.verbs import follow
+
+        (follow.attach if verb == "attach" else follow.cancel)(request, root)
     elif verb == "logs":
+        from lamplighter.node.verbs import logs
+
         logs.logs(request, root)
         relay.send({"event": events.BYE})
     else:
+        began = time.monotonic()
         with relay.heartbeat():
-            answer = {**requests.READING, **requests.NOTING}[verb](request, root)
+            answer = requests.answer_to(request, root)
         relay.send({"event": events.RESULT, **confidential.of_homes(all_servers(root), request).hide(answer)})
-        relay.send({"event": events.BYE})
+        relay.send({"event": events.BYE, "took": round(time.monotonic() - began, 3)})
+
+
+def _facts_beside(request: dict[str, Any], root: str) -> Callable[[events.Event], None]:
+    """Tell after a deploy, if it is asked for, the facts that its checks want: they need no conversation of their own.
+
+    What that takes is imported while the server gets ready. Where it fails nothing is told, and who wants them asks.
+    """
+
+    def hear(event: events.Event) -> None:
+        if event["event"] == events.STAGE_START and event.get("stage") == "ready":
+            threading.Thread(target=requests.reader_of, args=("facts",), daemon=True).start()
+        if event["event"] == events.END and event.get("outcome") == "deployed":
+            with contextlib.suppress(relay.ReaderGone), relay.heartbeat():
+                try:
+                    facts = requests.answer_to({**request, "verb": "facts"}, root)
+                except Exception:
+                    return
+                relay.send(
+                    {"event": events.FACTS, "facts": confidential.of_homes(all_servers(root), request).hide(facts)}
+                )
+
+    return hear if request.get("tell_facts") else lambda event: None
 
 
 def _unknown_here(request: dict[str, Any], root: str) -> Optional[str]:
@@ -98,7 +125,7 @@ def _make_place(run: RunDirectory) -> bool:
 
     Raises OSError where none can be kept.
     """
-    if not follow.take_place(run):
+    if not worker.take_place(run):
         return False
     try:
         journal.lay_ballast(run.ballast)
@@ -112,10 +139,12 @@ def _make_place(run: RunDirectory) -> bool:
 def main() -> None:
     """Be the process that the first argument names; its orders come on stdin."""
     if sys.argv[1] == "supervise":
+        from lamplighter.node.keeper import detached
+
         detached.supervise()
     request = json.load(sys.stdin)
     runner = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, requests.RUNS)
+    worker.work(request, server_home(request["resolved_root"], request["server"]["name"]), runner, requests.runner_of)
 
 
 if __name__ == "__main__":

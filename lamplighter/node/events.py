@@ -70,8 +70,9 @@ PROGRESS = "progress"
 WARNING = "warning"
 FAILURE = "failure"
 END = "end"
-BEAT = "beat"  # these two come from the relay alone and are in no journal
+BEAT = "beat"  # these three come from the relay alone and are in no journal
 BYE = "bye"  # the conversation is over; without it the wire broke
+FACTS = "facts"  # what `facts` answers, for checks that follow a deploy: between its end and the bye
 LOG = "log"  # a piece of a server's log, from `logs`
 RESULT = "result"  # the answer of a reading verb
 

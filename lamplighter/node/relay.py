@@ -13,10 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from lamplighter.node import events, journal
-from lamplighter.node.keeper import systemd
 from lamplighter.node.layout import IDENTITY, RunDirectory, read_json
 from lamplighter.node.system import processes
 from lamplighter.node.worker import is_at_work
@@ -64,6 +63,8 @@ def start_worker(request: dict[str, Any], home: str, run: RunDirectory) -> subpr
     Where PID 1 is systemd and we are root, or linger, the worker gets a scope of its own: otherwise logind may end it
     together with the SSH session, and a restart of sshd with another KillMode would too. Measured cost: 50 ms.
     """
+    from lamplighter.node.keeper import systemd  # which who reads only does without
+
     command = [sys.executable, "-I", "-S", home, "worker"]
     scope = systemd.scope(f"lamplighter-run-{run.run_id}")
     worker = _spawn([*scope, *command], request, run)
@@ -92,17 +93,30 @@ def _failed_to_begin(worker: subprocess.Popen[bytes], run: RunDirectory) -> bool
     return False
 
 
-def follow(run: RunDirectory, after: int = 0, worker: Optional[subprocess.Popen[bytes]] = None) -> None:
+def follow(
+    run: RunDirectory,
+    after: int = 0,
+    worker: Optional[subprocess.Popen[bytes]] = None,
+    beside: Callable[[events.Event], None] = lambda event: None,
+) -> None:
     """Relay the events of ``run`` numbered above ``after`` until its end event, or until its worker is gone.
+
+    ``beside`` gets each event when it is sent.
 
     Ends with a ``bye`` line: the control side takes only that as the end of the conversation, since an SSH channel
     also ends when sshd or the wire dies.
     """
     with contextlib.closing(journal.Reader(run.journal)) as reader:
-        _follow(run, reader, after, worker)
+        _follow(run, reader, after, worker, beside)
 
 
-def _follow(run: RunDirectory, reader: journal.Reader, after: int, worker: Optional[subprocess.Popen[bytes]]) -> None:
+def _follow(
+    run: RunDirectory,
+    reader: journal.Reader,
+    after: int,
+    worker: Optional[subprocess.Popen[bytes]],
+    beside: Callable[[events.Event], None],
+) -> None:
     handle: Optional[processes.Handle] = None
     waiting = select.poll()
     waiting.register(sys.stdout.fileno(), select.POLLERR)
@@ -119,6 +133,7 @@ def _follow(run: RunDirectory, reader: journal.Reader, after: int, worker: Optio
             if event.get("seq", 0) > after:
                 send(event)
                 last_sent = time.monotonic()
+            beside(event)
             if event["event"] == events.END:
                 send({"event": events.BYE})
                 return

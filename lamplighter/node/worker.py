@@ -271,6 +271,21 @@ class Run:
         )
 
 
+def take_place(run: RunDirectory) -> bool:
+    """Make the directory of ``run``; False where it is there already: of several who try, one has made it.
+
+    Raises OSError.
+    """
+    runs = os.path.dirname(run.path)
+    files.make_directory(runs)
+    try:
+        os.mkdir(run.path, 0o700)
+    except FileExistsError:
+        return False
+    files.sync_directory(runs)
+    return True
+
+
 def is_at_work(directory: RunDirectory) -> bool:
     """Tell whether the worker of a run lives, or may be just about to begin."""
     record = read_json(directory.worker, **IDENTITY)
@@ -286,8 +301,13 @@ def is_at_work(directory: RunDirectory) -> bool:
         return False
 
 
-def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str, Callable[[Run], None]]) -> None:
-    """Do the work of ``request`` in this process and journal it to its end event, whatever happens."""
+def work(
+    request: dict[str, Any], home: ServerHome, runner: str, runner_of: Callable[[str], Callable[[Run], None]]
+) -> None:
+    """Do the work of ``request`` in this process and journal it to its end event, whatever happens.
+
+    ``runner_of`` a verb is what does its work; asked for when we have said that we are there.
+    """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     directory = home.run(request["run"])
@@ -299,7 +319,7 @@ def work(request: dict[str, Any], home: ServerHome, runner: str, verbs: dict[str
     run.emit(events.run_started(request["verb"], request["by"], release.get("digest")))
     files.Room.give_back = run.give_back_room
     with _last_words(run):
-        verbs[request["verb"]](run)
+        runner_of(request["verb"])(run)
     run.journal.close()
     for reserve in run.reserves:
         with contextlib.suppress(OSError):

@@ -20,12 +20,13 @@ import lamplighter
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.schema import TOLD, TREATMENT
 from lamplighter.inventory.secrets import SecretWord
+from lamplighter.kept import kept
 from lamplighter.project import Project
-from lamplighter.release.render import FromVariable, Templates
 
 if TYPE_CHECKING:
     from lamplighter.inventory import Host, Server
     from lamplighter.release.engine import Engine
+    from lamplighter.release.render import Templates
 
 #: Behind the server's own bin directory. A login over SSH has no more than the first six, and no CUDA.
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
@@ -74,11 +75,13 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path | Pr
     Raises InventoryError: a variable, argument or path that cannot be given to a process, a faulty template.
     """
     plan = server_plan(host, server, engine)
-    templates = Templates(project, [engine.name, *engine.compiled.get("ancestors", ())])
+    roles = [engine.name, *engine.compiled.get("ancestors", ())]
     what_runs = {key: value for key, value in plan.items() if key not in TREATMENT}
     with _located(host):
-        digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
-    files = _render(plan, digest, templates)
+        digest, rendered = kept(
+            "release", [plan, roles], _templates(project), lambda: _rendered(plan, what_runs, project, roles)
+        )
+    files = {name: ReleaseFile(text, mode) for name, (text, mode) in rendered.items()}
     content = {
         "digest": digest,
         "server": what_runs,
@@ -87,6 +90,25 @@ def build_release(host: Host, server: Server, engine: Engine, project: Path | Pr
     text = json.dumps(content, indent=2, sort_keys=True) + "\n"
     manifest = {**content, "server": plan, "engine": engine.compiled, "lamplighter": lamplighter.__version__}
     return Release(digest, {**files, "release.json": ReleaseFile(text, 0o644)}, manifest)
+
+
+def _templates(project: Path | Project) -> list[Path]:
+    """All that may have a say in how a plan is rendered, our own code included."""
+    ours = [Path(__file__), Path(__file__).with_name("render.py")]
+    found = [*(project / "templates").glob("**/*"), *(project / "roles").glob("*/templates/**/*")]
+    return sorted([*(path for path in found if not path.is_dir()), *ours])
+
+
+def _rendered(
+    plan: dict[str, Any], what_runs: dict[str, Any], project: Path | Project, roles: list[str]
+) -> tuple[str, dict[str, tuple[str, int]]]:
+    """The digest, and text and mode of each file that a template makes."""
+    from lamplighter.release.render import Templates
+
+    templates = Templates(project, roles)
+    digest = _digest(what_runs, _render(plan, _NO_DIGEST, templates))
+    files = _render(plan, digest, templates)
+    return digest, {name: (file.text, file.mode) for name, file in files.items()}
 
 
 def server_plan(host: Host, server: Server, engine: Engine) -> dict[str, Any]:
@@ -144,6 +166,8 @@ def _render(plan: dict[str, Any], digest: str, templates: Templates) -> dict[str
 
 def _words(plan: dict[str, Any]) -> list[str]:
     """The command line for the launch script, which takes its secret words from variables."""
+    from lamplighter.release.render import FromVariable
+
     variables = {place: name for name, place in plan.get("argv_secrets", {}).items()}
     words: list[str] = plan["argv"]
     return [FromVariable(variables[place]) if place in variables else word for place, word in enumerate(words)]

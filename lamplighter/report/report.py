@@ -7,7 +7,7 @@ an exception. Events may come twice (attach repeats them): each (run, seq) count
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,8 @@ class Report:
     outcome: str
     hosts: Mapping[str, HostReport]
     error: ServerReport | None = None
+    timings: Sequence[Mapping[str, Any]] | None = None
+    """Where the time went, for who asked."""
 
     @classmethod
     def fold(cls, items: Iterable[Mapping[str, Any]]) -> Report:
@@ -176,6 +178,8 @@ class Report:
         if self.error:
             body["error"] = self.error.to_json()
         body["hosts"] = {name: host.to_json() for name, host in self.hosts.items()}
+        if self.timings is not None:
+            body["timings"] = list(self.timings)
         return {"report": body}
 
 

@@ -13,15 +13,8 @@ from typing import Any, Protocol
 import testinfra.backend.base
 import testinfra.host
 
-#: What testinfra's modules ask before anything else: sent along at once, since each would cost all a round trip.
-FIRST = (
-    "uname -s",
-    "cat /etc/os-release",
-    "uname -m",
-    "command -v command",
-    "command -v ss",
-    "test -d /run/systemd/system/",
-)
+from lamplighter.run.outcome import FIRST
+
 #: So many round trips a question may take; more are no question, but a loop.
 MOST_ROUNDS = 30
 
@@ -103,12 +96,15 @@ def host_on(way: Way) -> Any:
 Question = Callable[[Any], Any]
 
 
-def ask_together(questions: Iterable[Question], way: Way) -> dict[Question, Callable[[], Any]]:
+def ask_together(
+    questions: Iterable[Question], way: Way, answered: Mapping[str, Said | NoAnswer] | None = None
+) -> dict[Question, Callable[[], Any]]:
     """Ask all ``questions`` of a ``host``; return what each came to: a function that returns or raises it.
 
-    A question may be begun several times, so it only asks. Takes as many round trips as the longest has commands.
+    A question may be begun several times, so it only asks. Takes as many round trips as the longest has commands, less
+    those that are ``answered`` already.
     """
-    known: dict[str, Said | NoAnswer] = {}
+    known: dict[str, Said | NoAnswer] = dict(answered or {})
     found: dict[Question, Callable[[], Any]] = {}
     open_ones = list(dict.fromkeys(questions))
     rounds = 0
@@ -130,7 +126,8 @@ def ask_together(questions: Iterable[Question], way: Way) -> dict[Question, Call
             endless = NoAnswer(f"more than {MOST_ROUNDS} commands, one after another: no question asks so much")
             return {**dict.fromkeys(open_ones, _raising(endless)), **found}
         if open_ones:
-            commands = list(dict.fromkeys((*(FIRST if rounds == 1 else ()), *backend.wanted)))
+            first = [command for command in FIRST if command not in known] if rounds == 1 else []
+            commands = list(dict.fromkeys((*first, *backend.wanted)))
             known.update(zip(commands, way.run_all(commands), strict=True))
     return found
 

@@ -202,8 +202,8 @@ class Order:
 class NodeSide(Way, Protocol):
     """What checks reach of the node."""
 
-    def connect(self) -> None:
-        """Wait until the node can be asked."""
+    def connect(self) -> Mapping[str, Said | NoAnswer]:
+        """Wait until the node can be asked; return what came of commands that were run ahead."""
 
     def facts(self) -> Facts:
         """Ask the node's program all that it knows."""
@@ -310,10 +310,10 @@ class _Fixtures:
             self._facts = self._node.facts()
         return self._facts
 
-    def ask_together(self, questions: Iterable[Callable[..., Any]]) -> None:
-        """Ask all ``questions`` before the first check runs."""
+    def ask_together(self, questions: Iterable[Callable[..., Any]], known: Mapping[str, Said | NoAnswer]) -> None:
+        """Ask all ``questions`` before the first check runs; what is ``known`` is not asked."""
         whole = {functools.partial(self._ask, question): question for question in dict.fromkeys(questions)}
-        found = ask_together(whole, self._node)
+        found = ask_together(whole, self._node, known)
         self._answered = _Answers({whole[asked]: answer for asked, answer in found.items()})  # type: ignore[index]
 
     def _ask(self, question: Callable[..., Any], host: Any) -> Any:
@@ -468,9 +468,9 @@ class _Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        self._node.connect()
+        known = self._node.connect()
         with self._alarm.set():
-            self._fixtures.ask_together(question for item in session.items for question in _questions(item))
+            self._fixtures.ask_together((question for item in session.items for question in _questions(item)), known)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._node.tell("running", nodeid)
@@ -594,8 +594,8 @@ class _Parent(NodeSide):
         self._file.write(json.dumps([what, *said]).encode() + b"\n")
         self._file.flush()
 
-    def connect(self) -> None:
-        self._ask("connect")
+    def connect(self) -> Mapping[str, Said | NoAnswer]:
+        return {command: _answer(each) for command, each in self._ask("connect").items()}
 
     def facts(self) -> Facts:
         facts: Facts = self._ask("facts")

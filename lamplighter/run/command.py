@@ -40,6 +40,7 @@ from lamplighter.node.events import Event, Exit
 from lamplighter.paths import at_home
 from lamplighter.project import PROJECT, Project, project_beside
 from lamplighter.report import Fold, Reporter, config_text, reporter_for
+from lamplighter.report.timings import CONTROL, WIRE, Timings
 from lamplighter.report.wording import printable, spoken
 from lamplighter.run.host_session import (
     Follower,
@@ -57,7 +58,7 @@ from lamplighter.run.host_session import (
 NAME = "lamplighter"
 VOLUMES = ("verbose", "quiet")
 #: What Invoke's configuration may say of us under `lamplighter`.
-SETTINGS = {"root", "inventory", "debug", "vault_password_file", "vault_id", "box", *VOLUMES}
+SETTINGS = {"root", "inventory", "debug", "vault_password_file", "vault_id", "box", "timings", *VOLUMES}
 CONFIGURED = "Invoke's configuration says so: invoke.yml, ~/.invoke.yml, /etc/invoke.yml, INVOKE_LAMPLIGHTER_..."
 #: What `init` writes is also what there is where nobody wrote one.
 DEMO = PROJECT / "templates" / "repository" / "inventory"
@@ -92,6 +93,8 @@ class Settings:
     vault: Vault = dataclasses.field(default_factory=Vault)
     sources: tuple[str, ...] = ()
     """All sources of the inventory, where there are several or one is no path: ``inventory`` is the first of them."""
+    timings: Timings | None = None
+    """Where the time goes, for a command that is to say it."""
     volume: int = 0
     """Below 0 only the result is told, above 0 all that there is."""
     box: Callable[[Host, Sequence[Server]], tuple[Host, list[Server]]] | None = None
@@ -168,6 +171,7 @@ def settings_from(context: Context, *, as_json: bool = False, **given: str | Seq
         as_json,
         vault,
         sources,
+        Timings() if ours.get("timings") else None,
         volume,
         ours.get("box"),
     )
@@ -243,6 +247,9 @@ Deed = Callable[[HostSession, Any, Listen], None]
 
 class Afterwards(Protocol):
     """What follows a deed that went well: the verification."""
+
+    def on(self, session: HostSession) -> None:
+        """Learn where the next deed is done."""
 
     def hear(self, event: Event) -> None:
         """Learn how far the deed is."""
@@ -347,8 +354,11 @@ def act(
     fold = Fold()
     reporter = reporter_for(settings.as_json, sys.stdout, sys.stderr, settings.volume)
     chosen: Reached = []
+    timings = settings.timings or Timings()
+    timings.spent(CONTROL, "start and imports")
 
     def listen(event: Event) -> None:
+        timings.heard()
         fold.add(event)
         reporter.event(event)
         if afterwards is not None:
@@ -363,9 +373,10 @@ def act(
                 chosen = [(host, list(servers)) for host, servers in choose(settings, patterns, server, refuse)]
             else:
                 chosen = reach(settings, patterns, server)
+            timings.spent(CONTROL, "inventory")
             for host, servers in chosen:
                 one = _putting_aside(deed, absent) if seeks_run else deed
-                _act_on_host(settings, host, servers, one, afterwards, fold, reporter, listen)
+                _act_on_host(settings, host, servers, one, afterwards, fold, reporter, listen, timings)
             if not fold.report().parts():
                 for host_name, server_name, error in absent:
                     _tell(host_name, server_name, error, fold, reporter)
@@ -376,7 +387,12 @@ def act(
     except Exception as error:
         _tell(None, None, _defect(settings, error), fold, reporter)
     report = fold.report()
+    if settings.timings is not None:
+        timings.spent(CONTROL, "end")
+        report = dataclasses.replace(report, timings=timings.to_json())
     reporter.close(report)
+    if settings.timings is not None:
+        (complain if settings.as_json else say)(timings.text())
     raise Leave(code=report.exit_code)
 
 
@@ -414,14 +430,19 @@ def _act_on_host(
     fold: Fold,
     reporter: Reporter,
     listen: Callable[[Event], None],
+    timings: Timings,
 ) -> None:
     try:
         with open_session(host, settings.project) as session:
+            timings.spent(WIRE, "login", host.name)
+            if afterwards is not None:
+                afterwards.on(session)
             for server in servers:
                 try:
                     deed(session, server, listen)
                     if afterwards is not None and isinstance(server, Server):
                         afterwards(session, server, fold, listen)
+                    timings.ran(f"{host.name}/{server.name}", fold.report().hosts[host.name].servers[server.name])
                 except Interrupted as interrupted:
                     _leave_or_cancel(settings, session, interrupted, fold, reporter)
                     if afterwards is not None:
@@ -580,14 +601,18 @@ def read(
     with guarded(settings):
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         errors: dict[str, LamplighterError] = {}
+        timings = settings.timings or Timings()
+        timings.spent(CONTROL, "start and imports")
         lint = functools.partial(_lint, settings) if word in LINTED else None
         chosen: Sequence[tuple[Host, list[Any]]] = (
             hosts() if hosts is not None else choose(settings, patterns, server, lint)
         )
+        timings.spent(CONTROL, "inventory")
         for host, servers in chosen:
             try:
                 with begin_session(host, settings.project) as session:
                     answers[host.name] = question(session, servers)
+                timings.asked(host.name, session.seconds_on_node)
             except LamplighterError as known:
                 errors[host.name] = traced(settings, known)
             except Exception as unforeseen:
@@ -595,11 +620,14 @@ def read(
         if settings.as_json:
             told: dict[str, Any] = {host: {"servers": found} for host, found in answers.items()}
             told |= {host: {"error": str(bad), "exit_code": int(bad.exit_code)} for host, bad in errors.items()}
-            say_json({word: {"hosts": told}})
+            more = {} if settings.timings is None else {"timings": timings.to_json()}
+            say_json({word: {"hosts": told, **more}})
         elif answers:
             say(text(answers))
         for error in errors.values():
             complain(error.whole)
+        if settings.timings is not None:
+            (complain if settings.as_json else say)(timings.text())
         codes = {judge(found) for servers in answers.values() for found in servers.values()}
         codes |= {failed.exit_code for failed in errors.values()}
         raise Leave(code=codes.pop() if len(codes) == 1 else Exit.MIXED if codes else Exit.OK)

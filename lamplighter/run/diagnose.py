@@ -24,7 +24,8 @@ from lamplighter.node.log.verdict import Diagnosis
 from lamplighter.node.log.whole import diagnose_log
 from lamplighter.paths import at_home, open_file
 from lamplighter.project import PROJECT, Roles
-from lamplighter.release.engine import load_engine, load_engines, rule_place
+from lamplighter.release.engine import load_engine, load_engines
+from lamplighter.release.engine_file import rule_place
 from lamplighter.report.wording import clean, seconds
 from lamplighter.run import command
 from lamplighter.run.command import Settings

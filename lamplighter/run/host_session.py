@@ -23,11 +23,9 @@ from lamplighter.errors import (
 )
 from lamplighter.inventory import Host, Server, resolve_secrets
 from lamplighter.inventory.schema import TREATMENT
-from lamplighter.lint import lint_of_node
 from lamplighter.node import events
 from lamplighter.node.events import Event
 from lamplighter.project import Project
-from lamplighter.release.changes import compare
 from lamplighter.release.engine import Engine, load_engine
 from lamplighter.release.release import Release, build_release, server_plan
 from lamplighter.report.wording import number, serving, text
@@ -66,6 +64,10 @@ class HostSession:
         self.project = project
         #: A run that we have asked for and whose end we have not heard of.
         self.under_way: Follower | None = None
+        #: What our program has spent there on questions.
+        self.seconds_on_node = 0.0
+        #: Of a server that was just deployed, for the first who asks.
+        self._told_facts: dict[str, dict[str, Any]] = {}
         self._engines: dict[str, Engine] = {}
         #: The plans of servers that were rolled back, to which the inventory's are no measure.
         self._released: dict[str, dict[str, Any]] = {}
@@ -78,7 +80,13 @@ class HostSession:
         then never begins. Raises LamplighterError for all that kept it from beginning.
         """
         prepared = self.prepare(verb, server)
-        follower = self._follower(server, prepared["run"], on_event)
+
+        def listen(event: Event) -> None:
+            if event["event"] == events.END:  # what comes after it may be given up
+                self.under_way = None
+            on_event(event)
+
+        follower = self._follower(server, prepared["run"], listen)
         follower.asked = {"verb": verb, "by": whoever_asks()}
 
         def is_sent() -> None:
@@ -90,6 +98,7 @@ class HostSession:
             self.under_way = None
             raise
         self.under_way = None
+        self._told_facts = {server.name: follower.facts} if follower.facts else {}
 
     def attach(self, server: Named, on_event: OnEvent, run: str | None = None) -> None:
         """Show a run of ``server`` from its first event, and follow it while it goes on. Reads only."""
@@ -261,7 +270,12 @@ class HostSession:
         return server.model_copy(update={name: plan[name] for name in OF_RELEASE if name in plan})
 
     def facts(self, server: Server) -> dict[str, Any]:
-        """Ask all that checks may know about the node and ``server``, in one exec. Reads only."""
+        """Ask all that checks may know about the node and ``server``, in one exec. Reads only.
+
+        Who has just deployed it has been told with the end of the run.
+        """
+        if server.name in self._told_facts:
+            return self._told_facts.pop(server.name)
         engine = self.engine_of(server)
         if server.name in self._released:
             plan = self._released[server.name]
@@ -310,7 +324,7 @@ class HostSession:
             "engine": release.manifest["engine"],
             "release": {"digest": release.digest},
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(server, self.project / "roles"),
+            "lint": _lint_of_node(server, self.project),
             **self._names(server),
         }
 
@@ -320,6 +334,8 @@ class HostSession:
 
     def plan(self, server: Server) -> dict[str, Any]:
         """Ask what a deploy of ``server`` would change, stop and find, as ``check`` does. Reads only."""
+        from lamplighter.release.changes import compare  # with the reader of arguments, which other verbs do without
+
         findings, release = _secret_findings(server), self._release(server)
         asked = self._question("plan", server, release)
         found = self._result(asked if findings else {**asked, "secrets": resolve_secrets(server)})
@@ -371,10 +387,11 @@ class HostSession:
                 "files": {name: {"text": file.text, "mode": file.mode} for name, file in release.files.items()},
             },
             "checks": server.to_json()["checks"],
-            "lint": lint_of_node(server, self.project / "roles"),
+            "lint": _lint_of_node(server, self.project),
             **self._names(server),
             "secrets": resolve_secrets(server),
             "wanted": _wanted(release),
+            "tell_facts": True,
         }
 
     def _plan(self, server: Named) -> dict[str, Any]:
@@ -409,6 +426,7 @@ class HostSession:
             raise NodeRefused(silent.what, why=silent.why, next_step=silent.next_step) from silent
         except ContactLost as lost:  # a question leaves nothing behind that could go on without us
             raise Unreachable(lost.what, why=lost.why, next_step="ask again") from lost
+        self.seconds_on_node += number(bye.get("took")) or 0.0
         self._refuse_unknown(bye)
         _raise_defect(self.host.name, bye)
         return bye
@@ -471,6 +489,12 @@ def begin_session(host: Host, project: Path | Project) -> Iterator[HostSession]:
     with contextlib.closing(Node(host.name, host.connection)) as node:
         node.begin()
         yield HostSession(host, node, project)
+
+
+def _lint_of_node(server: Server, project: Path | Project) -> dict[str, Any]:
+    from lamplighter.lint import lint_of_node  # with all its rules, which most verbs do without
+
+    return lint_of_node(server, project / "roles")
 
 
 def _secret_findings(server: Server) -> list[dict[str, str]]:
@@ -543,6 +567,8 @@ class Follower:
         self.words = 0
         #: Who asked for the run, and for which verb; None for a run of somebody else.
         self.asked: Mapping[str, str] | None = None
+        #: What the node has told with the end of a deploy, for the checks.
+        self.facts: dict[str, Any] = {}
         self._on_event = on_event
 
     def __call__(self, event: Event) -> None:
@@ -553,6 +579,9 @@ class Follower:
             status = events.invocation("status", self.host, self.server)
             raise NoSuchRun(event["error"], next_step=f"`{status}` shows what there is")
         self.words += 1
+        if event["event"] == events.FACTS:
+            self.facts = event["facts"]
+            return
         self.run = text(event.get("run")) or self.run
         self.last = max(self.last, int(number(event.get("seq")) or 0))
         self._on_event(event if "host" in event else {**event, "host": self.host, "server": self.server})

@@ -44,8 +44,8 @@ Found: TypeAlias = "CommandResult | CommandTimedOut | TooMuchOutput"
 class Node(Protocol):
     """What is asked for the checks."""
 
-    def connect(self) -> None:
-        """Wait until the node can be asked."""
+    def connect(self) -> Mapping[str, Found]:
+        """Wait until the node can be asked; return what came of commands that were run ahead."""
 
     def facts(self) -> Mapping[str, Any]:
         """Ask the node's program all that it knows."""
@@ -217,7 +217,7 @@ def _converse(inspector: Inspector, node: Node, order: Mapping[str, Any]) -> _Pr
     """Answer what the checks ask until they are through, or their process is."""
     patience = float(order["limits"][OVERDUE]) + GRACE_SECONDS
     answers: dict[str, Callable[..., Any]] = {
-        "connect": node.connect,
+        "connect": lambda: {command: _told(each) for command, each in node.connect().items()},
         "facts": node.facts,
         "run": lambda commands, seconds: [_told(each) for each in node.run_all(commands, seconds)],
     }

@@ -17,6 +17,16 @@ HOST, NODE = "host", "node program"
 OVERDUE = "check_seconds"
 OVERDUE_SECONDS = 300.0
 
+#: What testinfra's modules ask before anything else: sent along, or ahead, since each would cost all a round trip.
+FIRST = (
+    "uname -s",
+    "cat /etc/os-release",
+    "uname -m",
+    "command -v command",
+    "command -v ss",
+    "test -d /run/systemd/system/",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:

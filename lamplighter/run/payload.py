@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import io
-import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
@@ -18,10 +18,21 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """The packed node side: ``digest`` as the boot stage computes it on the node, ``data`` a zip archive."""
+    """The node side: ``digest`` as the boot stage computes it on the node, ``contents`` by name."""
 
     digest: str
-    data: bytes
+    contents: Mapping[str, bytes]
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        """A zip archive of it, made only for a node that has not got it yet."""
+        import zipfile
+
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in self.contents.items():
+                archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), data, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
 
 
 @functools.cache
@@ -32,13 +43,10 @@ def pack() -> Runner:
         if path != BOOT:
             contents[path.relative_to(PACKAGE.parent).as_posix()] = path.read_bytes()
     total = hashlib.sha256()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(contents):
-            data = contents[name]
-            total.update(b"%d %s %d\n" % (len(name), name.encode(), len(data)) + data)
-            archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), data, zipfile.ZIP_DEFLATED)
-    return Runner(total.hexdigest(), buffer.getvalue())
+    for name in sorted(contents):
+        data = contents[name]
+        total.update(b"%d %s %d\n" % (len(name), name.encode(), len(data)) + data)
+    return Runner(total.hexdigest(), dict(sorted(contents.items())))
 
 
 def boot_source(nonce: str) -> bytes:

@@ -59,12 +59,18 @@ class Shell:
         self._beginning: threading.Thread | None = None
         self._trouble: BaseException | None = None
         self.commands = 0
+        #: What came of the commands that it began with.
+        self.known: dict[str, CommandResult | CommandTimedOut | TooMuchOutput] = {}
         #: What ended the conversation for good; every later command fails with it.
         self.broken: LamplighterError | None = None
 
-    def begin(self) -> None:
-        """Log in, where that is not done, and begin beside whatever the caller has to do before the first command."""
-        self._beginning = threading.Thread(target=self._begin_beside, name=f"shell of {self._node.name}", daemon=True)
+    def begin(self, first: Sequence[str] = ()) -> None:
+        """Log in, where that is not done, and begin beside whatever the caller has to do before the next command.
+
+        ``known`` then tells what came of the ``first`` ones.
+        """
+        name = f"shell of {self._node.name}"
+        self._beginning = threading.Thread(target=self._begin_beside, args=(first,), name=name, daemon=True)
         self._beginning.start()
 
     def open(self) -> None:
@@ -78,11 +84,21 @@ class Shell:
         if self._channel is None:
             self._open()
 
-    def _begin_beside(self) -> None:
+    def stands(self) -> bool:
+        """Wait until it is asked for, and tell whether it is, on a connection that is there."""
+        try:
+            self.open()
+        except LamplighterError:
+            return False
+        return self._node.is_alive
+
+    def _begin_beside(self, first: Sequence[str]) -> None:
         try:
             self._node.open()
             with prompt_threads():
                 self._open()
+            if first:
+                self.known = dict(zip(first, self._run_all(first, COMMAND_SECONDS), strict=True))
         except BaseException as error:  # told by `open`
             self._trouble = error
 
@@ -104,7 +120,12 @@ class Shell:
         Each may take ``seconds``, and COMMAND_SECONDS at most. One that does not end, or says too much, has an error in
         its place. Raises ContactLost, Unreachable.
         """
-        timeout = COMMAND_SECONDS if seconds is None else min(seconds, COMMAND_SECONDS)
+        self.open()
+        return self._run_all(commands, COMMAND_SECONDS if seconds is None else min(seconds, COMMAND_SECONDS))
+
+    def _run_all(
+        self, commands: Sequence[str], timeout: float
+    ) -> list[CommandResult | CommandTimedOut | TooMuchOutput]:
         self.commands += len(commands)
         found: list[CommandResult | CommandTimedOut | TooMuchOutput] = []
         while len(found) < len(commands):
@@ -124,7 +145,8 @@ class Shell:
 
     def _run_rest(self, commands: Sequence[str], found: list[Any], timeout: float) -> None:
         """Send those of ``commands`` that nothing was found of yet, and add what comes of each."""
-        self.open()
+        if self._channel is None:
+            self._open()
         assert self._channel is not None
         self._channel.write(b"".join(map(self._line, commands[len(found) :])))
         if not self._pid:
@@ -232,7 +254,9 @@ class Shell:
         except SessionRefused:
             self._node.close()
             self._node.open()
-        self.run(f"{KILL_TREE} {pid}", START_SECONDS)
+        (killed,) = self._run_all([f"{KILL_TREE} {pid}"], START_SECONDS)
+        if isinstance(killed, LamplighterError):
+            raise killed
 
 
 def _timed_out(name: str, command: str) -> CommandTimedOut:

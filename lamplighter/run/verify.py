@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from lamplighter.errors import ContactLost, LamplighterError, Unreachable, UsageError
@@ -37,6 +37,7 @@ from lamplighter.run.outcome import (
     BLOCKS,
     ERROR,
     FAILED,
+    FIRST,
     OVERDUE,
     OVERDUE_SECONDS,
     PASSED,
@@ -44,6 +45,9 @@ from lamplighter.run.outcome import (
     WARNING,
     CheckResult,
 )
+
+if TYPE_CHECKING:
+    from lamplighter.run.shell import Shell
 
 Answers = dict[str, dict[str, Any]]
 
@@ -56,18 +60,23 @@ JUNIT_HEAD = 64 << 10
 
 
 def verify(
-    session: HostSession, server: Server, inventory: Path, only: str = "", inspectors: Inspectors | None = None
+    session: HostSession,
+    server: Server,
+    inventory: Path,
+    only: str = "",
+    inspectors: Inspectors | None = None,
+    shell: Shell | None = None,
 ) -> dict[str, Any]:
     """Run the checks of ``server`` against the node; return {"checks": [...]}. Reads only.
 
-    ``only`` is a pytest ``-k`` expression; ``inspectors`` are the caller's, who closes them. Raises LamplighterError
-    when the node cannot be asked.
+    ``only`` is a pytest ``-k`` expression; ``inspectors`` are the caller's, who closes them; ``shell`` is one on the
+    node that stands already. Raises LamplighterError when the node cannot be asked.
     """
     try:
         with contextlib.ExitStack() as stack:
             inspectors = inspectors or stack.enter_context(contextlib.closing(Inspectors()))
             inspectors.begin()
-            node = stack.enter_context(contextlib.closing(_Node(session, server)))
+            node = stack.enter_context(contextlib.closing(_Node(session, server, shell)))
             results = inspect(node, _order(session, server, inventory, only), inspectors)
     except ContactLost as lost:  # a question leaves nothing behind that could go on without us
         raise Unreachable(lost.what, why=lost.why, next_step="verify again") from lost
@@ -97,16 +106,14 @@ def _unverified(error: LamplighterError) -> dict[str, Any]:
 class _Node:
     """The node as checks ask it: a shell for their commands, and the facts, which are asked for once."""
 
-    def __init__(self, session: HostSession, server: Server) -> None:
-        from lamplighter.run.shell import Shell  # with the SSH library, which those who verify nothing do without
-
+    def __init__(self, session: HostSession, server: Server, shell: Shell | None) -> None:
         self._session = session
         self._server = server
-        self._shell = Shell(session.node)
-        self._shell.begin()
+        self._shell = shell or _begun_shell(session)
 
-    def connect(self) -> None:
+    def connect(self) -> Mapping[str, Found]:
         self._shell.open()  # where nobody answers, that is one error, and not one of every check
+        return self._shell.known
 
     def run_all(self, commands: Sequence[str], seconds: float | None) -> Sequence[Found]:
         return self._shell.run_all(commands, seconds)
@@ -118,32 +125,60 @@ class _Node:
         self._shell.close()
 
 
+def _begun_shell(session: HostSession) -> Shell:
+    from lamplighter.run.shell import Shell  # with the SSH library, which those who verify nothing do without
+
+    shell = Shell(session.node)
+    shell.begin(FIRST)
+    return shell
+
+
 # --------------------------------------------------------------------------------------------------- what follows
 
 
 class Verification:
-    """The checks after a deploy, whose process begins while the server gets ready."""
+    """The checks after a deploy, whose process and shell begin before they are wanted."""
 
     def __init__(self, inventory: Path, *, of_release: bool = False) -> None:
         """``of_release``: what serves then may be none of this inventory, and is measured by its own release."""
         self._inventory = inventory
         self._of_release = of_release
         self._inspectors = Inspectors()
+        self._session: HostSession | None = None
+        self._shell: Shell | None = None
+
+    def on(self, session: HostSession) -> None:
+        """Learn where the next deed is done."""
+        self._drop_shell()
+        self._session = session
 
     def hear(self, event: Event) -> None:
-        """Begin the process of the checks when a server is waited for."""
-        if event["event"] == events.STAGE_START and event.get("stage") == "ready":
+        """Begin the process of the checks when a server is waited for, and before that their shell on the node."""
+        if event["event"] != events.STAGE_START:
+            return
+        if event.get("stage") == "ready":
             self._inspectors.begin()
+        elif event.get("stage") == "stop" and self._shell is None and self._session is not None:
+            self._shell = _begun_shell(self._session)
 
     def __call__(self, session: HostSession, server: Server, fold: Fold, listen: Callable[[Event], None]) -> None:
         if not fold.is_put_into_service(session.host.name, server.name):
             return
         server = session.as_released(server) if self._of_release else server
-        afterwards(session, server, self._inventory, fold, listen, self._inspectors)
+        if self._shell is not None and not self._shell.stands():
+            self._drop_shell()
+        afterwards(session, server, self._inventory, fold, listen, self._inspectors, self._shell)
+        self._drop_shell()
 
     def close(self) -> None:
         """End what nothing came to be checked by."""
         self._inspectors.close()
+        self._drop_shell()
+
+    def _drop_shell(self) -> None:
+        if self._shell is not None:
+            self._shell.close()
+        self._shell = None
 
 
 def afterwards(
@@ -153,13 +188,16 @@ def afterwards(
     fold: Fold,
     listen: Callable[[Event], None],
     inspectors: Inspectors,
+    shell: Shell | None = None,
 ) -> None:
     """Verify a server that was just put into service, as one more stage; a failed blocker makes it *degraded*."""
     deployed = fold.report().hosts[session.host.name].servers[server.name]
     where = {"host": session.host.name, "server": server.name, "run": deployed.run}
     listen({**events.stage_started("verify"), **where})
     began = time.monotonic()
-    checks = _verified_after_all(session, server, inventory, lambda event: listen({**event, **where}), inspectors)
+    checks = _verified_after_all(
+        session, server, inventory, lambda event: listen({**event, **where}), inspectors, shell
+    )
     failed = [check for check in checks if check["outcome"] in BLOCKS]
     asked = [check for check in checks if check["outcome"] != SKIPPED]
     for check in checks:
@@ -280,10 +318,11 @@ def _verified_after_all(
     inventory: Path,
     listen: Callable[[Event], None],
     inspectors: Inspectors,
+    shell: Shell | None,
 ) -> list[dict[str, Any]]:
     """Return the checks of ``verify``; it only reads, so where contact is lost all of it is done once more."""
     try:
-        found = verify(session, server, inventory, inspectors=inspectors)
+        found = verify(session, server, inventory, inspectors=inspectors, shell=shell)
     except Unreachable as lost:
         listen(events.warning("verify", f"contact lost ({lost.what}); verifying again over a new connection"))
         session.reconnect()

@@ -18,7 +18,6 @@ HELP = {
     "wait": "how long to wait for a lock that another run holds: seconds, or 90s, 10m, 2h",
 }
 
-READING = {name: HELP[name] for name in ("host", "server", "json")}
 
 #: More and less of the news: every task on hosts takes them, by their letters too.
 VOLUME = {
@@ -35,6 +34,13 @@ EVERYWHERE = {
     "(default: ANSIBLE_VAULT_PASSWORD_FILE)",
     "vault_id": "ID@FILE: the password of the values sealed for that vault id; may be repeated",
 }
+
+
+TIMINGS = {"timings": "say at the end where the time went: here, on the wire, on the node, in the server"}
+
+#: Of tasks that reach hosts and say what came of it.
+ACTING = {**HELP, **TIMINGS}
+READING = {name: ACTING[name] for name in ("host", "server", "json", "timings")}
 
 
 class HostTask(Task[Any]):
@@ -62,6 +68,8 @@ def on_hosts(flags: Mapping[str, str], *, dry: str | None = None) -> Callable[[C
                 said = given.pop(name, None)
                 if said:
                     c.config.lamplighter[name] = tuple(said)  # no list, as one of a configuration file would be
+            if given.pop("timings", False):
+                c.config.lamplighter["timings"] = True
             for name in VOLUME:
                 if given.pop(name, False):
                     c.config.lamplighter[name] = True
@@ -78,6 +86,8 @@ def on_hosts(flags: Mapping[str, str], *, dry: str | None = None) -> Callable[[C
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
             for name, default in {"limit": None, **dict.fromkeys(EVERYWHERE), **switches}.items()
         ]
+        if TIMINGS.keys() <= flags.keys():
+            more.append(inspect.Parameter("timings", inspect.Parameter.KEYWORD_ONLY, default=False))
         vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
         words = {**flags, "limit": "the same as --host", **EVERYWHERE, **VOLUME}
         if dry is not None:

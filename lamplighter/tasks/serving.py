@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from invoke.context import Context
 
-from lamplighter.tasks.options import HELP, READING, on_hosts
+from lamplighter.tasks.options import ACTING, READING, on_hosts
 from lamplighter.tasks.reading import plan
 
 
 @on_hosts(
     flags={
-        **HELP,
+        **ACTING,
         "if-changed": "leave a server alone that is well, as the inventory wants it, and without drift",
         "max-age": "with --if-changed (implied): redeploy what has run that long: 7d, 12h, 30m or seconds",
         "dry-run": "only show what it would change, as `plan` does; exit 12 where changes are pending",
@@ -46,7 +46,7 @@ def deploy(
 
 
 @on_hosts(
-    flags={**HELP, "to": "release digest (default: the last other good one)"},
+    flags={**ACTING, "to": "release digest (default: the last other good one)"},
     dry="`./inv releases` shows what it takes",
 )
 def rollback(
@@ -60,7 +60,7 @@ def rollback(
     command.run(settings, host, server, "rollback", wait, afterwards, to=to)
 
 
-@on_hosts(flags=HELP, dry="`./inv check` shows who would be stopped")
+@on_hosts(flags=ACTING, dry="`./inv check` shows who would be stopped")
 def stop(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and see its GPU memory freed; `start` brings the same release back."""
     from lamplighter.run import command
@@ -70,7 +70,7 @@ def stop(c: Context, host: list[str], server: str | None = None, json: bool = Fa
 
 
 @on_hosts(
-    flags={**HELP, "stop": "stop the server first; without it, a server that runs is a refusal"},
+    flags={**ACTING, "stop": "stop the server first; without it, a server that runs is a refusal"},
     dry="`./inv status` shows what runs",
 )
 def undeploy(
@@ -83,7 +83,7 @@ def undeploy(
     command.run(settings, host, server, "undeploy", wait, stop=stop)
 
 
-@on_hosts(flags=HELP, dry="`./inv releases` shows which one is current")
+@on_hosts(flags=ACTING, dry="`./inv releases` shows which one is current")
 def start(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Start the current release where nothing is serving."""
     from lamplighter.run import command
@@ -92,7 +92,7 @@ def start(c: Context, host: list[str], server: str | None = None, json: bool = F
     command.run(settings, host, server, "start", wait)
 
 
-@on_hosts(flags=HELP, dry="`./inv check` shows who would be stopped")
+@on_hosts(flags=ACTING, dry="`./inv check` shows who would be stopped")
 def restart(c: Context, host: list[str], server: str | None = None, json: bool = False, wait: str = "0") -> None:
     """Stop the server and start its current release again, whatever the inventory says by now."""
     from lamplighter.run import command

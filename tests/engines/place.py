@@ -1,7 +1,8 @@
 """The virtual environments of the real engines: where they lie, and how they are made.
 
 ``python -m tests.engines.place`` makes the one of transformers and prints its path, with the argument ``vllm`` that of
-vLLM, with ``ansible`` that of ansible-core, as .ci/run does. Each is made once for each content of its requirements and
+vLLM, with ``ansible`` that of ansible-core, as .ci/run does, with ``peers`` what tests/perf/peers measures beside us.
+Each is made once for each content of its requirements and
 interpreter, below .cache/engines or $LAMPLIGHTER_ENGINE_CACHE, by one process at a time; who asks meanwhile waits for
 it. transformers: 1.2 GB, two minutes; vLLM: 2.2 GB, two and a half.
 """
@@ -78,6 +79,9 @@ VLLM = Environment(
 #: No engine, but the same kind of thing: it says what an inventory means.
 ANSIBLE = Environment("ansible", HERE.parent / "oracle/requirements.txt", "import ansible.inventory.manager")
 
+#: The tools that tests/perf/peers measures us beside.
+PEERS = Environment("peers", HERE.parent / "perf/peers/requirements.txt", "import ansible, ansible_mitogen, pyinfra")
+
 
 def cache_directory() -> Path:
     return Path(os.environ.get("LAMPLIGHTER_ENGINE_CACHE") or HERE.parent.parent / ".cache/engines").resolve()
@@ -125,6 +129,6 @@ def say_installed(venv: Path, name: str, version: str) -> None:
 
 if __name__ == "__main__":
     try:
-        print(made({"vllm": VLLM, "ansible": ANSIBLE}.get("".join(sys.argv[1:]), TRANSFORMERS)))
+        print(made({"vllm": VLLM, "ansible": ANSIBLE, "peers": PEERS}.get("".join(sys.argv[1:]), TRANSFORMERS)))
     except NotBuildable as reason:
         sys.exit(f"{reason}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lamplighter.node import events, journal
+from lamplighter.node import events, journal, worker
 from lamplighter.node.events import Exit
 from lamplighter.node.layout import ServerHome, server_home
 from lamplighter.node.verbs import follow
@@ -176,20 +176,20 @@ def test_where_no_place_can_be_taken_nothing_is_said_to_be_sure(node: Node) -> N
 
 def test_one_of_several_gets_the_place(node: Node) -> None:
     run = node.home.run(RUN)
-    assert [follow.take_place(run), follow.take_place(run)] == [True, False]
+    assert [worker.take_place(run), follow.take_place(run)] == [True, False]
 
 
 def test_an_order_to_cancel_is_for_one_run_however_often_it_comes(node: Node) -> None:
     """The run that it was for has ended; the next one, which is beginning, is not meant."""
     first, second = node.home.run(RUN), node.home.run("20260101T000001Z-abcdef")
-    assert follow.take_place(first)
+    assert worker.take_place(first)
     child = node.begin({**CANCEL, "to": None})
     eventually(lambda: Path(first.cancel).exists())
     book = journal.Journal(first.journal, first.ballast, {"run": RUN})
     book.write(events.run_started("deploy", "ann@desk", "d"))
     book.write(events.ended("refused", Exit.INTERRUPTED, "cancelled by ann@desk"))
     book.close()
-    assert follow.take_place(second)
+    assert worker.take_place(second)
     end = end_of(node.rest(child))
     assert end_of(node.ask({**CANCEL, "to": None})) == end
     assert not Path(second.cancel).exists()
@@ -197,7 +197,7 @@ def test_an_order_to_cancel_is_for_one_run_however_often_it_comes(node: Node) ->
 
 def test_two_orders_for_one_run_are_both_remembered(node: Node) -> None:
     run = node.home.run(RUN)
-    assert follow.take_place(run)
+    assert worker.take_place(run)
     children = []
     for order, by in (("one", "ann@desk"), ("two", "bob@desk")):
         children.append(node.begin({**CANCEL, "order": order, "by": by}))

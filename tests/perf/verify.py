@@ -161,7 +161,8 @@ def measure(inventory: str, thirty: str, ssh_config: str, name: str, key: str, *
         def __init__(self, run_all: Callable[..., Any]) -> None:
             self.run_all = run_all
 
-        def connect(self) -> None: ...
+        def connect(self) -> dict[str, Any]:
+            return {}
 
         def facts(self) -> dict[str, Any]:
             return {}

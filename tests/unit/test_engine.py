@@ -15,7 +15,8 @@ import pytest
 
 from lamplighter.errors import InventoryError
 from lamplighter.inventory.schema import Server
-from lamplighter.release.engine import engine_names, load_engine, load_engines
+from lamplighter.release.engine import load_engine, load_engines
+from lamplighter.release.engine_file import engine_names
 from lamplighter.release.release import build_release, server_plan
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -28,13 +28,14 @@ FLOORS = (
     ("node.__main__",),
     ("node.boot",),
     ("paths", "project", "errors", "exits"),
+    ("kept",),
     ("inventory",),
     ("release",),
     ("lint",),
     ("report",),
     ("ssh",),
     ("run",),
-    ("tasks",),
+    ("tasks", "start"),
 )
 ROOMS = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: What the control side knows of the node side's insides: words both speak, and the reader of a log on this machine.

@@ -22,13 +22,14 @@ def examine(
     would start.
     """
     resolved, host, plan = gpus.Resolved(wanted.uuids), run.request["host"], wanted.plan
-    found = preflight.examine(plan, run.home, resolved, host, release=release, request=run.request)
-    digest = release.digest if release is not None else run.request["release"]["digest"]
-    findings = [
-        *found.findings,
-        *wayback.examine(run.home, plan, digest, target, found.claims, host),
-        *unlisted.findings(run.home, run.request),
-    ]
+    with gpus.one_look():  # nothing is touched here; who stops and who starts looks for himself
+        found = preflight.examine(plan, run.home, resolved, host, release=release, request=run.request)
+        digest = release.digest if release is not None else run.request["release"]["digest"]
+        findings = [
+            *found.findings,
+            *wayback.examine(run.home, plan, digest, target, found.claims, host),
+            *unlisted.findings(run.home, run.request),
+        ]
     for finding in findings:
         if finding.level == "warning":
             run.warn(f"{finding.message}: {finding.evidence}" if finding.evidence else finding.message, finding.hint)

@@ -15,22 +15,7 @@ from lamplighter.node.health import (
 from lamplighter.node.layout import RunDirectory, ServerHome, read_json, server_home
 from lamplighter.node.system import files, lock
 from lamplighter.node.verbs import history
-from lamplighter.node.worker import RESERVES, is_at_work
-
-
-def take_place(run: RunDirectory) -> bool:
-    """Make the directory of ``run``; False where it is there already: of several who try, one has made it.
-
-    Raises OSError.
-    """
-    runs = os.path.dirname(run.path)
-    files.make_directory(runs)
-    try:
-        os.mkdir(run.path, 0o700)
-    except FileExistsError:
-        return False
-    files.sync_directory(runs)
-    return True
+from lamplighter.node.worker import RESERVES, is_at_work, take_place
 
 
 def _forbid(home: ServerHome, request: dict[str, Any], outcome: str, code: Exit, message: str, **fields: Any) -> bool:

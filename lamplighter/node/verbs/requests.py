@@ -4,18 +4,75 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, Optional
 
-from lamplighter.node.health import (
-    diagnose,
-)
-from lamplighter.node.keeper import launcher
 from lamplighter.node.layout import ReleaseDirectory, ServerHome, server_home
-from lamplighter.node.stages import releases as catalogue
-from lamplighter.node.verbs import check, deploy, history, hold, releases, status, undeploy
 from lamplighter.node.worker import Run
+
+#: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
+RUNS = ("deploy", "rollback", "start", "restart", "stop", "undeploy")
+
+
+def runner_of(verb: str) -> Callable[[Run], None]:
+    """What a worker does for one of RUNS."""
+    from lamplighter.node.verbs import deploy, undeploy
+
+    if verb == "deploy":
+        return _deploy
+    runners = {
+        "rollback": deploy.roll_back_to,
+        "start": deploy.start_server,
+        "restart": deploy.restart,
+        "stop": deploy.stop_server,
+        "undeploy": undeploy.undeploy,
+    }
+    return _warned(runners[verb])
+
+
+def answer_to(request: dict[str, Any], root: str) -> dict[str, Any]:
+    """Answer a request that begins no run; all of it shares one look at the GPUs."""
+    reader = reader_of(request["verb"])
+    from lamplighter.node.gpu import gpus
+
+    with gpus.one_look():
+        return reader(request, root)
+
+
+def reader_of(verb: str) -> Callable[[dict[str, Any], str], dict[str, Any]]:
+    """What answers a verb that begins no run, with one object. Imported is what that needs: all of it takes 0.1 s."""
+    if verb == "status":
+        from lamplighter.node.verbs import status
+
+        return status.status
+    if verb == "releases":
+        from lamplighter.node.verbs import releases
+
+        return releases.releases
+    if verb == "history":
+        from lamplighter.node.verbs import history
+
+        return history.history
+    if verb == "hold":  # it leaves a note, and touches nothing else
+        from lamplighter.node.verbs import hold
+
+        return hold.set_hold
+    if verb == "diagnose":
+        from lamplighter.node.health import diagnose
+
+        return diagnose.diagnose
+    from lamplighter.node.verbs import check
+
+    return {
+        "check": check.check,
+        "env": check.env,
+        "facts": check.facts,
+        "plan": check.preview,
+        "released": check.released,
+    }[verb]
 
 
 def _deploy(run: Run) -> None:
     """Deploy; with ``--if-changed``, the journal says first why the server was not left alone."""
+    from lamplighter.node.verbs import deploy
+
     for reason in run.request.get("because") or ():
         run.progress(reason)
     deploy.deploy(run)
@@ -30,17 +87,6 @@ def _warned(verb: Callable[[Run], None]) -> Callable[[Run], None]:
         verb(run)
 
     return warn_and_do
-
-
-#: Verbs that change the node: each runs in a detached worker, under locks, with a journal.
-RUNS: dict[str, Callable[[Run], None]] = {
-    "deploy": _deploy,
-    "rollback": _warned(deploy.roll_back_to),
-    "start": _warned(deploy.start_server),
-    "restart": _warned(deploy.restart),
-    "stop": _warned(deploy.stop_server),
-    "undeploy": _warned(undeploy.undeploy),
-}
 
 
 def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, Any]]:
@@ -61,26 +107,12 @@ def plan_from_release(request: dict[str, Any], root: str) -> Optional[dict[str, 
 
 def _known_releases(home: ServerHome) -> Iterator[ReleaseDirectory]:
     """Yield the current release, that of the last launch, which may be another one, and the good ones, newest first."""
+    from lamplighter.node.keeper import launcher
+    from lamplighter.node.stages import releases as catalogue
+
     current, record = home.current_release(), launcher.read_record(home)
     if current is not None:
         yield current
     if record is not None:
         yield home.release(record["release"])
     yield from catalogue.good_releases(home)
-
-
-#: Verbs that leave a note and touch nothing else, and answer with one object.
-NOTING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {"hold": hold.set_hold}
-
-#: Verbs that read, and answer with one object.
-READING: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
-    "status": status.status,
-    "check": check.check,
-    "diagnose": diagnose.diagnose,
-    "env": check.env,
-    "facts": check.facts,
-    "history": history.history,
-    "plan": check.preview,
-    "released": check.released,
-    "releases": releases.releases,
-}

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Optional
 
 from lamplighter.node import events
 from lamplighter.node.events import Exit
+from lamplighter.node.gpu import gpus
 from lamplighter.node.health import drift, hold, liveness, serving
 from lamplighter.node.health.differences import Difference
 from lamplighter.node.layout import ServerHome, server_home
@@ -29,6 +30,11 @@ def look_before(request: dict[str, Any], root: str) -> Before:
 
     A release that is known to be bad is not tried again: exit 9 while another one serves, 7 when nothing does.
     """
+    with gpus.one_look():
+        return _look_before(request, root)
+
+
+def _look_before(request: dict[str, Any], root: str) -> Before:
     home = server_home(root, request["server"]["name"])
     if hold.of(home) is not None:
         return Before(None)  # the run itself is refused, and its journal says so
