@@ -16,7 +16,8 @@ from invoke.parser.parser import Parser
 from lamplighter.errors import InventoryError
 from lamplighter.inventory import load_inventory
 from lamplighter.project import PROJECT, LayeredRoles, Project, project_beside
-from lamplighter.release.engine import engine_names, load_engine
+from lamplighter.release.engine import load_engine
+from lamplighter.release.engine_file import engine_names
 from lamplighter.report import config_text
 from lamplighter.run import command, repository, verify
 from lamplighter.tasks import collection
