@@ -442,7 +442,9 @@ def _act_on_host(
                     deed(session, server, listen)
                     if afterwards is not None and isinstance(server, Server):
                         afterwards(session, server, fold, listen)
-                    timings.ran(f"{host.name}/{server.name}", fold.report().hosts[host.name].servers[server.name])
+                    heard_of = fold.report().hosts.get(host.name)
+                    if heard_of is not None and server.name in heard_of.servers:  # the run may be another server's
+                        timings.ran(f"{host.name}/{server.name}", heard_of.servers[server.name])
                 except Interrupted as interrupted:
                     _leave_or_cancel(settings, session, interrupted, fold, reporter)
                     if afterwards is not None:
