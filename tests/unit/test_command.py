@@ -32,6 +32,7 @@ class Session:
     def __init__(self, host: Any) -> None:
         self.host = host
         self.under_way: Follower | None = None
+        self.seconds_on_node = 0.0
 
     def begin(self, server: Any, is_heard_of: bool = True) -> None:
         """Have a run under way that has no end."""
