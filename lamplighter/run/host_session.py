@@ -66,7 +66,7 @@ class HostSession:
         self.under_way: Follower | None = None
         #: What our program has spent there on questions.
         self.seconds_on_node = 0.0
-        #: Of a server that was just deployed, for the first who asks.
+        #: Of a server that was just deployed, for who asks for them next.
         self._told_facts: dict[str, dict[str, Any]] = {}
         self._engines: dict[str, Engine] = {}
         #: The plans of servers that were rolled back, to which the inventory's are no measure.
@@ -409,6 +409,7 @@ class HostSession:
             }
 
     def _result(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._told_facts.clear()  # who asks anew wants what is so now
         found: dict[str, Any] = {}
 
         def listen(event: Event) -> None:

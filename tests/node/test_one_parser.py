@@ -22,6 +22,7 @@ PROC = {
     "roles/node/checks/test_node.py": "the same one",
     "lamplighter/run/shell.py": "the same witness's way to the node",
     "lamplighter/inventory/limits.py": "the memory of this very process, on the control machine",
+    "lamplighter/report/timings.py": "the age of the same",
 }
 SMI = {
     "lamplighter/node/gpu/gpus.py": "the parser of nvidia-smi",
