@@ -1,4 +1,4 @@
-"""How `./inv` begins Invoke, and how it ends: soon, and without losing a word.
+"""How `./inv` and `lamplighter` begin, and how `./inv` ends: soon, and without losing a word.
 
 Measured on `status`: what Invoke imports for its own tests' sake is a tenth of the CPU time, taking the interpreter
 down piece by piece another tenth; without byte code on the disk all of it takes twice as long.
@@ -26,9 +26,7 @@ COLLECT_EVERY = 50_000
 def main() -> NoReturn:
     """Run the task of the command line, whose first word is where tasks.py lies; never returns."""
     keep_streams()
-    # until a task takes signals itself, Ctrl-C ends it with 130 and without a traceback
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    let_interrupts_end()
     gc.set_threshold(COLLECT_EVERY)
     root, *words = sys.argv[1:]
     sys.argv[:] = ["inv", *words]
@@ -44,6 +42,19 @@ def main() -> NoReturn:
             leave(end.code or 0)
         raise
     leave(0)
+
+
+def program() -> None:
+    """Run the command line of the program ``lamplighter``."""
+    keep_streams()
+    let_interrupts_end()
+    importlib.import_module("lamplighter.tasks.program").main()
+
+
+def let_interrupts_end() -> None:
+    """Until a task takes signals itself, Ctrl-C ends the process with 130 and without a traceback."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def keep_streams() -> None:

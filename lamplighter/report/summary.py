@@ -146,7 +146,7 @@ def _block(name: str, part: ServerReport, warned: set[tuple[str, str]], width: i
     tail = [clean_log_line(line) for line in part.log_tail]
     if part.exit_code != Exit.OK and any(tail):
         lines += ["", "  last lines of its log:", *(f"    | {line}".rstrip() for line in tail)]
-    if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.UNREACHABLE, Exit.LOCKED) and server:
+    if part.exit_code not in (Exit.OK, Exit.USAGE, Exit.REFUSED, Exit.UNREACHABLE, Exit.LOCKED) and server:
         started = part.exit_code != Exit.DEGRADED and any(stage.name == "start" for stage in part.stages)
         of_run = f" --run {clean(part.run)}" if started and part.run else ""  # not of what was put back
         lines.append(f"  more: {called()} logs --host {host} --server {server}{of_run}")

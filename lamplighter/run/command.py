@@ -219,14 +219,14 @@ def named_hosts(host: Sequence[str], limit: Sequence[str]) -> list[str]:
     return [*host, *limit]
 
 
-def seconds_in(text: str) -> float:
-    """Read a duration such as ``7d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises UsageError."""
+def seconds_in(text: str, flag: str) -> float:
+    """Read the value of ``flag``, a duration such as ``7d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
     if found is None:
-        raise UsageError(f"{text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
+        raise UsageError(f"{flag}: {text!r} is no duration", next_step="write 7d, 12h, 30m, 90s or seconds")
     seconds = float(found.group(1)) * _UNITS[found.group(2)]
     if seconds > LONGEST_SECONDS:  # no clock here, nor a node's, can wait for that
-        raise UsageError(f"{text!r} is more than thirty years", next_step="write 7d, 12h, 30m, 90s or seconds")
+        raise UsageError(f"{flag}: {text!r} is more than thirty years", next_step="write 7d, 12h, 30m, 90s or seconds")
     return seconds
 
 
@@ -323,7 +323,7 @@ def run(
     ``wait`` is the time to spend on a lock that somebody else holds (``90s``, ``10m``).
     """
     with guarded(settings):
-        patience = seconds_in(wait)
+        patience = seconds_in(wait, "--wait")
     act(
         settings,
         patterns,

@@ -40,7 +40,7 @@ def seconds_until(text: str, now: dt.datetime) -> float:
     found = _TIME.fullmatch(said)
     if found is None or not (found[1] or found[2]):
         try:
-            return seconds_in(said)
+            return seconds_in(said, "--until")
         except UsageError:
             raise UsageError(f"--until: {text!r} is no time", next_step=_LATER) from None
     zone = dt.timezone.utc if found[3] else now.tzinfo

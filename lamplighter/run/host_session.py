@@ -129,11 +129,13 @@ class HostSession:
         return Follower(self.host.name, server.name, run, self._with_places(server, on_event))
 
     def _with_places(self, server: Server, on_event: OnEvent) -> OnEvent:
-        """Tell with each failure and warning where the inventory says what it names."""
+        """Tell with each failure and warning, and with the end of the run, where the inventory says what it names."""
 
         def listen(event: Event) -> None:
-            is_about_settings = event["event"] in (events.FAILURE, events.WARNING)
-            on_event(self._placed(server, event) if is_about_settings else event)
+            is_hint = event["event"] in (events.FAILURE, events.WARNING) or (
+                event["event"] == events.END and event.get("hint")
+            )
+            on_event(self._placed(server, event) if is_hint else event)
 
         return listen
 

@@ -28,7 +28,7 @@ def conditions(if_changed: bool, max_age: str | None) -> dict[str, Any]:
     """
     if max_age is None:
         return {"if_changed": True} if if_changed else {}
-    return {"if_changed": True, "max_age": command.seconds_in(max_age)}
+    return {"if_changed": True, "max_age": command.seconds_in(max_age, "--max-age")}
 
 
 def watch(
@@ -39,7 +39,7 @@ def watch(
     Each host keeps its connection; a lost one is opened again at the next look.
     """
     with command.guarded(settings), contextlib.ExitStack() as open_nodes:
-        seconds = max(0.1, command.seconds_in(pause))
+        seconds = max(0.1, command.seconds_in(pause, "--watch"))
         reached = command.reach(settings, patterns, server, everything=everything)
         watched = [_Watched(host, servers, everything, settings.project, open_nodes) for host, servers in reached]
         try:

@@ -126,9 +126,14 @@ class Settings:
     @property
     def known_hosts(self) -> list[Path]:
         """Files that may vouch for the host; a new key belongs into the first."""
-        words = f"{self.get('userknownhostsfile')} {self.get('globalknownhostsfile')}".split()
+        words = [*self.user_known_hosts, *_files_in(self.get("globalknownhostsfile"))]
         files = [at_home(self.spec.known_hosts)] if self.spec.known_hosts else []
         return files + [_expanded(word) for word in words if word.lower() != "none"]
+
+    @property
+    def user_known_hosts(self) -> list[str]:
+        """The user's files, as ssh_config says them."""
+        return _files_in(self.get("userknownhostsfile"))
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -367,6 +372,11 @@ def decoded(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         return b""
+
+
+def _files_in(said: str) -> list[str]:
+    """The paths of a setting as `ssh -G` prints it: parted by blanks, which may be in a name as well."""
+    return re.split(r"\s+(?=[/~])", said.strip()) if said.startswith(("/", "~")) else said.split()
 
 
 def _speaks_of(names: str, host: str) -> bool:

@@ -214,8 +214,8 @@ class OpenSSHWay:
         if checking == "no":
             options += ["UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"]
         elif stop.spec.known_hosts:
-            files = (at_home(stop.spec.known_hosts).absolute(), stop.get("userknownhostsfile"))
-            options.append(f'UserKnownHostsFile="{files[0]}" {files[1]}'.replace("%", "%%"))
+            files = [str(at_home(stop.spec.known_hosts).absolute()), *stop.user_known_hosts]
+            options.append("UserKnownHostsFile=" + " ".join(f'"{file}"' for file in files).replace("%", "%%"))
         return [word for option in options for word in ("-o", option)]
 
     # -- what ssh said

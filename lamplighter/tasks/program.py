@@ -8,7 +8,6 @@ import io
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -145,7 +144,11 @@ class Lamplighter(Program):
 
     def parse_core(self, argv: list[str] | None) -> None:
         """Read the options before the task; settings of the working directory are read before it is known."""
-        self.config.set_project_location(str(Path.cwd()))
+        try:
+            here = str(Path.cwd())
+        except OSError:
+            refuse("the working directory is gone", "cd to one that is there")
+        self.config.set_project_location(here)
         self.config.load_project()
         said = io.StringIO()
         try:
@@ -271,14 +274,7 @@ def refuse(what: str, next_step: str) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line of this process."""
-    for number in (0, 1, 2):  # a socket that got the number of a closed stream would be taken for that stream
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # until a task takes signals itself, Ctrl-C ends it quietly
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Run the command line of this process; `lamplighter.start` has made it ready for that."""
     sys.argv[0] = NAME
     if "--complete" in sys.argv[1:2]:  # whatever stands on a line that is not finished: a shell shows no traceback
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - as long as this process lives

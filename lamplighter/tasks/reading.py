@@ -48,7 +48,7 @@ def history(
 
     settings = command.settings_from(c, as_json=json, host=host, server=server, since=since)
     with command.guarded(settings):
-        span = None if since is None else command.seconds_in(since)
+        span = None if since is None else command.seconds_in(since, "--since")
     command.read(
         settings,
         host,

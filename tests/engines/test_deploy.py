@@ -85,6 +85,9 @@ def test_deployed_redeployed_crashed_and_rolled_back(
         assert refused.code == Exit.REFUSED, refused
         assert words in json.dumps(refused.server("gpu1", "tiny")), refused
         assert not [event for event in refused.events if event.get("stage") == "stop"]
+        if "args" in server:  # else the model is named
+            flag = [*server["args"]][-1]
+            assert f"servers.tiny.args.{flag} is set in " in refused.server("gpu1", "tiny")["hint"], refused
     asked = served.driver.run("check", "--json", "--host", "gpu1", timeout=600)
     assert asked.code == Exit.REFUSED, asked
     assert "own parser refuses the words of the launch" in asked.stdout

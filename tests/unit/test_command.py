@@ -395,7 +395,7 @@ def test_a_value_of_wait_that_is_none_ends_with_the_report(hosts: Hosts, capsys:
     with pytest.raises(Leave):
         command.run(QUIET, ["all"], None, "deploy", "foo")
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
-    assert (told["exit_code"], told["error"]["message"]) == (2, "'foo' is no duration")
+    assert (told["exit_code"], told["error"]["message"]) == (2, "--wait: 'foo' is no duration")
 
 
 def test_a_deploy_without_a_secret_of_one_server_reaches_no_host(

@@ -41,7 +41,7 @@ def no_such_run() -> None:
 #: One of each kind, made where the product makes it, if that needs no node.
 CATALOGUE: dict[type[LamplighterError], Callable[[], LamplighterError]] = {
     LamplighterError: lambda: command._defect(command.Settings(Path("inventory")), ValueError("x")),
-    errors.UsageError: lambda: caught(errors.UsageError, lambda: command.seconds_in("soon")),
+    errors.UsageError: lambda: caught(errors.UsageError, lambda: command.seconds_in("soon", "--wait")),
     errors.InventoryError: lambda: caught(
         errors.InventoryError, lambda: load_inventory(Path("/no/such"), PROJECT / "roles")
     ),

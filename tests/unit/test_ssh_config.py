@@ -247,6 +247,19 @@ def test_keys_that_plain_lines_have(tmp_path: Path, text: str, port: int, blobs:
     assert not found or found[0].origin.startswith(f"{tmp_path}/known:")
 
 
+@pytest.mark.parametrize(
+    ("said", "files"),
+    [
+        ("/home/a b/.ssh/k /home/a b/.ssh/k2", ["/home/a b/.ssh/k", "/home/a b/.ssh/k2"]),
+        ("/k ~/l", ["/k", "~/l"]),
+        ("k l", ["k", "l"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_files_of_known_hosts_may_have_blanks(said: str, files: list[str]) -> None:
+    assert Settings(ConnectionSpec(host="gpu1"), {"userknownhostsfile": [said]}).user_known_hosts == files
+
+
 def test_an_alias_is_the_only_name_of_a_host() -> None:
     stop = Settings(ConnectionSpec(host="gpu1"), {"port": ["2222"], "hostkeyalias": ["Rack7"]})
     assert stop.host_names == ("rack7",)
