@@ -26,8 +26,8 @@ _TRY_AGAIN = "repair the cause and deploy again, or bring back an older release:
 MEANINGS = {
     Exit.OK: Meaning("deployed (or unchanged)"),
     Exit.INTERNAL: Meaning(
-        "a defect of lamplighter, a task or flag that is mistyped to `./inv` (Invoke's own code; 2 as `lamplighter`), or "
-        "a run that was killed on the node",
+        "a defect of lamplighter, a task or flag that is mistyped to `./inv` (Invoke's own code; 2 as `lamplighter`), "
+        "or a run that was killed on the node",
         "read the message; deploy again after a kill or reboot; report a defect",
         next_step="./inv status{on} says what serves",
     ),
