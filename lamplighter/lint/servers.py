@@ -24,6 +24,7 @@ def lint_servers(host: Host, servers: Iterable[Server], roles: Roles) -> list[Li
 
 def _lint(host: Host, server: Server, engine: Engine, roles: Roles) -> Iterator[Lint]:
     try:
+        engine.argv(server)  # what gives no command line is refused by each deploy
         view = view_of(server, engine, roles)
     except InventoryError as error:
         path, _, said = error.what.partition(": ")

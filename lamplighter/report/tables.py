@@ -224,12 +224,15 @@ def verify_text(data: Hosts, width: int = 0) -> str:
         for check in checks:
             outcome = clean(check.get("outcome")) or "?"
             took = number(check.get("seconds"))
+            evidence = clean(check.get("evidence"), 200)
+            if outcome in ("failed", "error", "warning"):  # -k and the inventory go by its name
+                evidence = f"{evidence} [{clean(check.get('name'), 80)}]".lstrip()
             rows.append(
                 (
                     clean(check.get("question") or check.get("name"), 80),
                     _ANSWERS.get(outcome, outcome),
                     "" if took is None else seconds(took),
-                    clean(check.get("evidence"), 200),
+                    evidence,
                 )
             )
         heads = ("question", "answer", "took", "evidence")

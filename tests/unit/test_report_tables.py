@@ -72,7 +72,8 @@ def test_verify() -> None:
     checks = [
         {"name": "port is local", "outcome": "passed", "evidence": "", "seconds": 0.2},
         {
-            "name": "worker environment",
+            "name": "worker_carries_it",
+            "question": "Is it there?",
             "outcome": "failed",
             "evidence": "NCCL_ALGO unset\nin pid 7",
             "seconds": 1.25,
@@ -81,10 +82,10 @@ def test_verify() -> None:
     ]
     assert verify_text({"gpu1": {"kimi": {"checks": checks}, "draft": {}}}).splitlines() == [
         "gpu1/kimi:",
-        "  question            answer    took  evidence",
-        "  port is local       yes      0.2 s",
-        "  worker environment  NO       1.2 s  NCCL_ALGO unset in pid 7",
-        "  driver              skipped         no GPU",
+        "  question       answer    took  evidence",
+        "  port is local  yes      0.2 s",
+        "  Is it there?   NO       1.2 s  NCCL_ALGO unset in pid 7 [worker_carries_it]",
+        "  driver         skipped         no GPU",
         "",
         "  1 passed, 1 failed, 1 skipped",
         "",
