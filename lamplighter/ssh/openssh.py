@@ -43,7 +43,7 @@ from lamplighter.ssh.trouble import (
 #: Runs ssh until it ends, or until our end of stdin is closed: then its directory ($1) goes too.
 KEEPER = """d=$1; shift; exec 3<&0
 "$@" 3<&- </dev/null & ssh=$!
-{ read -r _ <&3; kill $ssh; rm -rf -- "$d"; } & watch=$!
+{ read -r _ <&3; rm -rf -- "$d"; kill $ssh; } & watch=$!
 exec 3<&-; wait $ssh; status=$?; kill $watch; exit $status"""
 
 #: Seconds for ssh to end when it is told to.
