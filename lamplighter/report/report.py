@@ -431,32 +431,28 @@ class _Run:
     def degrade(self, cause: str | None, message: str, evidence: str, hint: str) -> None:
         before = self.report()
         if before.exit_code == Exit.OK:
-            self.end = dataclasses.replace(
-                before,
-                exit_code=int(Exit.DEGRADED),
-                stage=self._stage(),
-                phase=None,
-                cause=cause,
-                message=message,
-                evidence=evidence,
-                hint=hint,
-            )
+            self.end = self._judged_anew(before, Exit.DEGRADED, cause, message, evidence, hint)
 
     def lose(self, code: Exit, cause: str, message: str, evidence: str, hint: str) -> None:
         before = self.report()
         if before.exit_code in (Exit.OK, Exit.DEGRADED):
-            self.end = dataclasses.replace(
-                before,
-                outcome="failed",
-                exit_code=int(code),
-                stage=self._stage(),
-                phase=None,
-                cause=cause,
-                message=message,
-                evidence=evidence,
-                hint=hint,
-                serving=None,
-            )
+            found = self._judged_anew(before, code, cause, message, evidence, hint)
+            self.end = dataclasses.replace(found, outcome="failed", serving=None)
+
+    def _judged_anew(
+        self, before: ServerReport, code: Exit, cause: str | None, message: str, evidence: str, hint: str
+    ) -> ServerReport:
+        """What the last stage found after the run had ended well."""
+        return dataclasses.replace(
+            before,
+            exit_code=int(code),
+            stage=self._stage(),
+            phase=None,
+            cause=cause,
+            message=message,
+            evidence=evidence,
+            hint=hint,
+        )
 
     def take_way_back(self, second: ServerReport) -> None:
         """Take what came of putting the release before back, after this run had ended well and its checks had not."""

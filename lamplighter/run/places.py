@@ -19,8 +19,8 @@ from lamplighter.project import Roles
 _WORDS = ("message", "evidence", "hint")
 _SETTING = re.compile(r"\bservers(?:\.[\w-]+)+")
 _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
-#: What a parser says of a flag that it does not know.
-_UNKNOWN = re.compile(r"(?i)unrecogni[sz]ed|unknown|no such option|unexpected")
+#: The cause that engine.yml gives to a parser's words about a flag that it does not know.
+_UNKNOWN_FLAG = "unknown_flag"
 #: More places than these help nobody.
 MOST = 3
 
@@ -32,7 +32,7 @@ def with_places(told: Mapping[str, Any], host: Host, server: Server, roles: Role
     """
     words = " ".join(str(told.get(name) or "") for name in _WORDS)
     found = [f"{path} is set in {place}" for path, place in dict(_places(words, host, server)).items()]
-    close = _meant(words, server, roles) if _UNKNOWN.search(words) else ""
+    close = _meant(words, server, roles) if _UNKNOWN_FLAG in (told.get("cause"), told.get("id")) else ""
     return {**told, "hint": "; ".join(filter(None, [str(told.get("hint") or ""), close, *found[:MOST]]))}
 
 

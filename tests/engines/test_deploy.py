@@ -76,7 +76,12 @@ def test_deployed_redeployed_crashed_and_rolled_back(
     assert "no-such-flag" in report["evidence"]
     assert served.completion() is not None
 
+    node.exec(["sh", "-c", "mkdir /opt/shadow && echo 'import not_installed_here' > /opt/shadow/tokenizers.py"])
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": "/opt/shadow"}
+    ours = {"id": "L18", "variable": "PYTHONPATH", "reason": "a package that is not there"}
     for words, server in {
+        "No module named 'not_installed_here'": {"env": environment, "lint": {"ignore": [ours]}},
+        "/usr/bin/transformers": {"python": "/usr/bin/python3"},
         "--no-such-flag": {"args": {"device": "cpu", "no-such-flag": True}},
         "'foo' is not one of": {"args": {"device": "cpu", "reasoning": "foo"}},
         "does not recognize this architecture": {"model": str(odd_model)},
